@@ -1,0 +1,57 @@
+# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: help venv demo test unit check format bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+venv: $(VENV)/.dev  ## make or renew the development environment
+
+demo: $(VENV)/.demo  ## prepare a corpus the tutorial way and stoker's way, and compare
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev debian  ## run every test (unit and integration)
+	$(BIN)/pytest
+
+unit: $(VENV)/.dev  ## run the quick tests only
+	$(BIN)/pytest -m "not integration"
+
+check: $(VENV)/.dev  ## formatting, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_layers.py tests/test_light_import.py
+
+format: $(VENV)/.dev  ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench  ## measure stoker beside its peers; writes benchmarks/results/
+	$(BIN)/python benchmarks/prepare.py
+
+.PHONY: debian
+debian:  # servers that integration tests start; without root the tests that need them say so and skip
+	@sh tests/install-debian.sh
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) build dist demo-out .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { sh tests/install-debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+
+$(VENV)/.demo: $(INPUTS) | $(BIN)/python
+	$(PIP) -e '.[tokens]' webdataset
+	@touch $@
+
+$(VENV)/.dev: $(INPUTS) | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	@touch $@

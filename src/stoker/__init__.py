@@ -1,0 +1,37 @@
+"""Stoker keeps GPUs fed: prepare, stage, load, checkpoint, watch.
+
+Importing this package loads nothing heavy: a public name brings its module with it when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stoker.errors import StokerError
+    from stoker.findings import Finding
+    from stoker.manifest import Manifest, read_manifest
+    from stoker.storage import open_store
+    from stoker.world import World
+
+__version__ = "0.1.0"
+
+__all__ = ["Finding", "Manifest", "StokerError", "World", "__version__", "open_store", "read_manifest"]
+
+_HOMES = {
+    "Finding": "stoker.findings",
+    "Manifest": "stoker.manifest",
+    "StokerError": "stoker.errors",
+    "World": "stoker.world",
+    "open_store": "stoker.storage",
+    "read_manifest": "stoker.manifest",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

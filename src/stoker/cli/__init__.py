@@ -1,0 +1,66 @@
+"""The `stoker` command: verbs in the order of a byte's journey."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from stoker import __version__
+from stoker.errors import StokerError, UsageError
+
+
+class _Verbs(click.Group):
+    """Imports a verb's module when the verb is used, so that --help stays quick."""
+
+    _HOMES = {"prepare": "stoker.cli.prepare"}  # noqa: RUF012 - read only
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._HOMES)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self._HOMES:
+            return None
+        from importlib import import_module
+
+        command: click.Command = import_module(self._HOMES[name]).command
+        return command
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="%(version)s")
+def stoker() -> None:
+    """Keep GPUs fed.
+
+    The verbs follow the data: prepare raw text into shards, then (in later releases) stage them next to
+    the GPU, load them, checkpoint, watch the run and diagnose why it waits.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and end the process with its exit code: 0 fine, 1 failed, 2 wrong usage."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        code = stoker.main(arguments, prog_name="stoker", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        return _fail(error.format_message(), f"see {context.command_path} --help" if context else "", error.exit_code)
+    except UsageError as error:
+        return _fail(error.message, error.hint, 2)
+    except StokerError as error:
+        return _fail(error.message, error.hint, 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", "run the same command again: it goes on where this one stopped", 130)
+
+
+def _fail(message: str, hint: str, code: int) -> int:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return code

@@ -1,0 +1,99 @@
+"""Progress on stderr: a bar with rate and time left on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bar
+
+from stoker.prepare.plan import Plan
+
+_LINE_EVERY_S = 5.0
+_VERBS = {"map": "tokenise", "match": "compare", "write": "write"}
+
+
+class Progress:
+    """Follows the stages of one run."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._bar = (
+            Bar(
+                TextColumn("{task.description:10}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(compact=True),
+                console=console,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task: TaskID | None = None
+        self._weights: list[int] = []
+        self._total = self._done = self._bytes = 0
+        self._started = self._said = time.monotonic()
+
+    def planned(self, plan: Plan, folder: Path) -> None:
+        self._weights = [
+            sum(plan.sources[p.source].bytes * (p.stop - p.start) // plan.sources[p.source].units for p in split)
+            for split in plan.splits
+        ]
+        self.note(
+            f"{len(plan.sources):,} sources, {plan.bytes / 1e6:,.1f} MB, {len(plan.splits):,} tasks, "
+            f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}, plan {plan.digest[:16]}"
+        )
+
+    def stage(self, name: str, *, total: int, done: int) -> None:
+        self._total, self._done, self._bytes = total, done, 0
+        self._started = self._said = time.monotonic()
+        if self._bar:
+            self._task = self._bar.add_task(_VERBS.get(name, name), total=total, completed=done, rate="")
+        elif done:
+            self.note(f"{_VERBS.get(name, name)}: {done} of {total} tasks were done before")
+
+    def advance(self, name: str, number: int) -> None:
+        self._done += 1
+        self._bytes += self._weights[number] if name == "map" else 0
+        rate = f"{self._bytes / 1e6 / max(1e-9, time.monotonic() - self._started):,.0f} MB/s" if self._bytes else ""
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done, rate=rate)
+        elif self._done == self._total or time.monotonic() - self._said >= _LINE_EVERY_S:
+            self._said = time.monotonic()
+            self.note(f"{_VERBS.get(name, name)}: {self._done} of {self._total} tasks {rate}{self._left()}")
+
+    def note(self, text: str) -> None:
+        (self._bar.console.print if self._bar else _print)(text)
+
+    def _left(self) -> str:
+        if self._done == self._total:
+            return ""
+        elapsed = time.monotonic() - self._started
+        return f", {elapsed / self._done * (self._total - self._done):.0f} s left"
+
+    def __enter__(self) -> Progress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""Worker processes on this machine.
+
+Workers are spawned, never forked: object-store clients and tokenizer thread pools do not survive a
+fork. A worker that dies (kill -9, out of memory) is named, replaced, and its task tried again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import TracebackType
+
+from stoker.launch.ledger import Ledger
+from stoker.launch.worker import load_entry, run_task
+
+_TRIES = 3  # a task that kills its worker three times over will do it a fourth time
+
+
+class LocalPool:
+    """A fixed number of worker processes that outlive a stage; close() ends them."""
+
+    def __init__(self, workers: int, *, entry: str) -> None:
+        self._spawn = multiprocessing.get_context("spawn")
+        self._entry = entry
+        self._workers: dict[Connection, SpawnProcess] = {}
+        for _ in range(workers):
+            self._start()
+
+    def run(self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]) -> None:
+        """Run the tasks; each that ends, well or not, is passed to `on_done`."""
+        queue, tries = deque(numbers), dict.fromkeys(numbers, 0)
+        busy: dict[Connection, int] = {}
+        idle = list(self._workers)
+        while queue or busy:
+            while queue and idle:
+                connection, number = idle.pop(), queue.popleft()
+                tries[number] += 1
+                busy[connection] = number
+                with suppress(BrokenPipeError):  # it died while idle: wait() below reports it
+                    connection.send((ledger.folder, ledger.plan, stage, number))
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                connection = ready
+                number = busy.pop(connection)
+                if self._finished(connection):
+                    idle.append(connection)
+                else:
+                    reason = self._bury(connection)
+                    idle.append(self._start())
+                    if tries[number] < _TRIES:
+                        queue.append(number)
+                        continue
+                    ledger.fail(stage, number, f"its worker died {_TRIES} times ({reason})")
+                on_done(number)
+
+    def close(self) -> None:
+        """End the workers; those in the middle of a task are killed, their markers unwritten."""
+        for connection, process in self._workers.items():
+            connection.close()
+            process.terminate()
+        for process in self._workers.values():
+            process.join()
+        self._workers.clear()
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> Connection:
+        ours, theirs = self._spawn.Pipe()
+        process = self._spawn.Process(target=_serve, args=(theirs, self._entry), daemon=True)
+        process.start()
+        theirs.close()
+        self._workers[ours] = process
+        return ours
+
+    def _finished(self, connection: Connection) -> bool:
+        try:
+            connection.recv()
+        except (EOFError, ConnectionResetError):
+            return False
+        return True
+
+    def _bury(self, connection: Connection) -> str:
+        process = self._workers.pop(connection)
+        connection.close()
+        process.join()
+        code = process.exitcode or 0
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: under taskset or a container's quota that is not all of them."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def _serve(connection: Connection, entry_name: str) -> None:
+    """The worker's life: a task at a time until the driver closes the pipe or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    entry = load_entry(entry_name)
+    with suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while True:
+            folder, plan, stage, number = connection.recv()
+            run_task(entry, Ledger(folder=folder, plan=plan), stage, number)
+            connection.send(number)

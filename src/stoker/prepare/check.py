@@ -1,0 +1,210 @@
+"""Check a dataset against its manifest, or make a manifest for shards that have none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker import __version__
+from stoker.errors import BadManifestError, BadShardError, StokerError, UsageError
+from stoker.formats import megatron, tar
+from stoker.formats.checksums import hash_file
+from stoker.formats.zstd import SeekableReader
+from stoker.launch.local import usable_cores
+from stoker.manifest import (
+    NAME,
+    FileRecord,
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    read_blocks,
+    read_manifest,
+    write_manifest,
+)
+from stoker.prepare.tokens import load_tokenizer
+from stoker.storage import Store, join_url, open_store
+
+
+def verify_dataset(url: str) -> list[str]:
+    """Every fault found, one sentence each; none for a dataset that is whole."""
+    manifest, store = read_manifest(url), open_store(url)
+    blocks = read_blocks(store, manifest)
+
+    def check(shard: ShardRecord) -> list[str]:
+        found = [fault for file in shard.files for fault in _file_faults(store, file, blocks[file.name], manifest)]
+        return found or _shard_faults(store, shard, manifest)
+
+    with ThreadPoolExecutor(usable_cores()) as threads:  # reading and hashing release the GIL
+        return [fault for faults in threads.map(check, manifest.shards) for fault in faults]
+
+
+def _file_faults(
+    store: Store, record: FileRecord, digests: npt.NDArray[np.uint64], manifest: Manifest
+) -> list[str]:
+    name = join_url(store.url, record.name)
+    try:
+        with store.open(record.name) as file:
+            hashed = hash_file(file, block_bytes=manifest.block_bytes)
+    except StokerError as error:
+        return [error.message]
+    if hashed.bytes != record.bytes:
+        return [f"{name} is {hashed.bytes:,} bytes, its manifest says {record.bytes:,}"]
+    found = np.array(hashed.blocks(), np.uint64)
+    bad = np.flatnonzero(found != digests).tolist()  # as many as the manifest's, since the size is right
+    faults = [f"{name}: block {b} (bytes {b * manifest.block_bytes:,} on) is damaged" for b in bad]
+    if not faults and hashed.digest() != record.xxh3:
+        faults = [f"{name} has xxh3 {hashed.digest()}, its manifest says {record.xxh3}"]
+    return faults
+
+
+def _shard_faults(store: Store, shard: ShardRecord, manifest: Manifest) -> list[str]:
+    """What the files say of themselves must agree with the manifest too."""
+    try:
+        samples, tokens = _counts(store, shard, manifest)
+    except StokerError as error:
+        return [error.message]
+    if (samples, tokens) != (shard.samples, shard.tokens):
+        return [
+            f"{join_url(store.url, shard.name)} holds {samples:,} samples and {tokens:,} tokens, "
+            f"its manifest says {shard.samples:,} and {shard.tokens:,}"
+        ]
+    return []
+
+
+def _counts(store: Store, shard: ShardRecord, manifest: Manifest) -> tuple[int, int]:
+    data, side = shard.files
+    name = join_url(store.url, side.name)
+    with store.open(side.name) as file:
+        if manifest.format == "webdataset":
+            index = tar.read_index(io.BytesIO(file.read()), name=name)
+            _check_tar(store, data.name, index)
+            return len(index), shard.tokens
+        pairs = megatron.read_index(file, name=name)
+    megatron.check_pair(pairs, bin_bytes=_plain_bytes(store, data), name=name)
+    if manifest.tokenizer and pairs.tokens:
+        _check_ids(store, data, pairs, manifest.tokenizer.vocabulary)
+    return len(pairs.documents) - 1, pairs.tokens
+
+
+def _check_tar(store: Store, name: str, index: tar.TarIndex) -> None:
+    with _open_plain(store, name) as file:
+        found = tar.scan(file, name=join_url(store.url, name))
+    if not (np.array_equal(found.offset, index.offset) and np.array_equal(found.keys, index.keys)):
+        raise BadShardError(
+            f"the index of {join_url(store.url, name)} does not describe it", hint="run `stoker prepare index`"
+        )
+
+
+def _check_ids(store: Store, record: FileRecord, index: megatron.MegatronIndex, vocabulary: int) -> None:
+    with _open_plain(store, record.name) as file:
+        while block := file.read(8 << 20):
+            largest = int(np.frombuffer(block, index.dtype).max())
+            if largest >= vocabulary:
+                raise BadShardError(
+                    f"{join_url(store.url, record.name)} holds token {largest:,} of a vocabulary of {vocabulary:,}",
+                    hint="it was made with another tokenizer than its manifest says",
+                )
+
+
+def _plain_bytes(store: Store, record: FileRecord) -> int:
+    if not record.name.endswith(".zst"):
+        return record.bytes
+    with store.open(record.name) as file:
+        return SeekableReader(file, name=record.name).size
+
+
+def _open_plain(store: Store, name: str) -> BinaryIO:
+    file = store.open(name)
+    if not name.endswith(".zst"):
+        return file
+    plain: Any = io.BufferedReader(SeekableReader(file, name=name), buffer_size=1 << 20)
+    opened: BinaryIO = plain
+    return opened
+
+
+def adopt(url: str, *, tokenizer: str = "") -> Manifest:
+    """Make a manifest for a folder of Megatron pairs or WebDataset tars."""
+    store = open_store(url)
+    try:
+        read_manifest(url)
+    except BadManifestError:
+        pass
+    else:
+        raise UsageError(f"{url} has a manifest already", hint=f"delete {NAME} there to index it anew")
+    names = [entry.path for entry in store.list() if not entry.path.startswith(".")]
+    pairs = [name for name in names if name.endswith(".bin") and f"{name[:-4]}.idx" in names]
+    tars = [name for name in names if name.endswith((".tar", ".tar.zst"))]
+    if bool(pairs) == bool(tars):
+        raise UsageError(
+            f"{url} holds {len(pairs)} Megatron pairs and {len(tars)} tars",
+            hint="give a folder with one kind: NAME.bin beside NAME.idx, or NAME.tar",
+        )
+    found = [_adopt_pair(store, name) for name in pairs] or [_adopt_tar(store, name) for name in tars]
+    manifest = Manifest(
+        format="megatron" if pairs else "webdataset",
+        shards=tuple(shard for shard, _, _ in found),
+        dtype=_one_dtype(url, {dtype for _, _, dtype in found}),
+        compression="zstd" if tars and tars[0].endswith(".zst") else "",
+        tokenizer=_tokenizer_record(tokenizer) if tokenizer else None,
+        made_by=f"stoker {__version__} (adopted)",
+    )
+    blocks = np.array([digest for _, digests, _ in found for digest in digests], np.uint64)
+    return write_manifest(store, manifest, blocks=blocks)
+
+
+_Adopted = tuple[ShardRecord, tuple[int, ...], str]
+
+
+def _adopt_pair(store: Store, name: str) -> _Adopted:
+    stem = name.removesuffix(".bin")
+    records, digests = _hash_files(store, [name, f"{stem}.idx"])
+    with store.open(f"{stem}.idx") as file:
+        index = megatron.read_index(file, name=join_url(store.url, f"{stem}.idx"))
+    megatron.check_pair(index, bin_bytes=records[0].bytes, name=join_url(store.url, f"{stem}.idx"))
+    shard = ShardRecord(name=stem, samples=len(index.documents) - 1, tokens=index.tokens, files=records)
+    return shard, digests, index.dtype.name
+
+
+def _adopt_tar(store: Store, name: str) -> _Adopted:
+    stem = name.removesuffix(".zst").removesuffix(".tar")
+    with _open_plain(store, name) as file:
+        index = tar.scan(file, name=join_url(store.url, name))
+    store.write(f"{stem}.index.npz", tar.index_bytes(index))
+    records, digests = _hash_files(store, [name, f"{stem}.index.npz"])
+    return ShardRecord(name=stem, samples=len(index), tokens=0, files=records), digests, ""
+
+
+def _hash_files(store: Store, names: list[str]) -> tuple[tuple[FileRecord, ...], tuple[int, ...]]:
+    records: list[FileRecord] = []
+    digests: list[int] = []
+    for name in names:
+        with store.open(name) as file:
+            hashed = hash_file(file)
+        records.append(FileRecord(name=name, bytes=hashed.bytes, xxh3=hashed.digest()))
+        digests += hashed.blocks()
+    return tuple(records), tuple(digests)
+
+
+def _one_dtype(url: str, dtypes: set[str]) -> str:
+    if len(dtypes) > 1:
+        raise BadShardError(
+            f"{url} mixes token types {', '.join(sorted(dtypes))}", hint="give each type a folder of its own"
+        )
+    return dtypes.pop()
+
+
+def _tokenizer_record(name: str) -> TokenizerRecord:
+    tokenizer = load_tokenizer(name)
+    return TokenizerRecord(
+        name=name,
+        digest=tokenizer.digest,
+        vocabulary=tokenizer.vocabulary,
+        eod=None,
+        engine="unknown",
+        engine_version="",
+    )

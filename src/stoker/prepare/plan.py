@@ -1,0 +1,207 @@
+"""The plan: everything the tasks need to know, as data, named by the hash of its content.
+
+Planning is pure: options, sources and tokenizer in, plan out. Two commands that would make the same
+dataset have the same digest; a task or marker of one plan never mixes with another's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from stoker.errors import BadManifestError, UsageError
+from stoker.formats.megatron import token_dtype
+from stoker.manifest import TokenizerRecord
+from stoker.prepare.curate import Curation, filter_digest
+from stoker.prepare.neardup import Sketch, choose_sketch
+from stoker.prepare.shuffle import KEYS, Cells
+from stoker.prepare.spill import Ordering
+from stoker.prepare.writer import Layout
+from stoker.sources.discover import cut
+from stoker.sources.documents import MOST_BYTES, MOST_SOURCES, Piece, Reading, Source
+
+VERSION = 1
+
+# At most 256 splits of a small corpus, so that many cores share it; at least 1 MiB each, so that a
+# task is worth starting; at most 256 MiB, so that a killed one is soon done again.
+_SPLITS, _SPLIT_BYTES = 256, (1 << 20, 256 << 20)
+# Shards reach the asked size, but a corpus that would fill fewer than eight is cut into eight (of 16
+# MiB or more) so that as many nodes can share it.
+_FEW_SHARDS, _SMALL_SHARD = 8, 16 << 20
+_CELL_BYTES = 64 << 20  # tokens and text gathered at once in pass two
+_MATCH_BYTES = 8 << 30  # source bytes per partition of a band: some 2 M documents, 50 MB of keys
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What the user asks for."""
+
+    sources: tuple[str, ...]
+    out: str
+    tokenizer: str
+    reading: Reading = Reading()
+    curation: Curation = Curation()
+    split: str = "train"
+    format: str = "megatron"
+    zstd: bool = False
+    shard_bytes: int = 512 << 20
+    shuffle: bool = True
+    seed: int = 0
+    epochs: int = 1
+    dedup: bool = True
+    near_dedup: float = 0.0
+    eod: str = ""
+    bos: str = ""
+    engine: str = "auto"
+    on_error: str = "stop"
+    on_mismatch: str = "stop"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.shard_bytes < 1 << 20:
+            raise UsageError(
+                f"{self.epochs} epochs in shards of {self.shard_bytes:,} bytes make no sense",
+                hint="ask for one epoch or more, and shards of 1 MiB or more",
+            )
+        if self.epochs > 1 and not self.shuffle:
+            raise UsageError(
+                "several epochs without a shuffle would be copies of one", hint="leave --no-shuffle out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the tasks do. `digest` names it."""
+
+    sources: tuple[Source, ...]
+    splits: tuple[tuple[Piece, ...], ...]
+    reading: Reading
+    curation: Curation
+    tokenizer: TokenizerRecord
+    family: str
+    format: str
+    zstd: bool
+    shard_bytes: int
+    shuffle: bool
+    seed: int
+    epochs: int
+    dedup: bool
+    near_dedup: float
+    on_error: str
+    out: str
+    filter_digest: str
+
+    @cached_property
+    def digest(self) -> str:
+        content = {"version": VERSION, **asdict(self), "out": ""}
+        return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+    @property
+    def bytes(self) -> int:
+        return sum(source.bytes for source in self.sources)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return token_dtype(self.tokenizer.vocabulary)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(format=self.format, dtype=self.dtype, zstd=self.zstd)
+
+    @property
+    def ordering(self) -> Ordering:
+        return Ordering(shuffle=self.shuffle, dedup=self.dedup, seed=self.seed, epochs=self.epochs)
+
+    @property
+    def sketch(self) -> Sketch | None:
+        return choose_sketch(self.near_dedup) if self.near_dedup else None
+
+    @property
+    def exact_match(self) -> bool:
+        """Without a shuffle copies do not meet by themselves: a match task must find them."""
+        return self.dedup and not self.shuffle
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """The stages in order, and how many tasks each has."""
+        bands = (self.sketch.bands if self.sketch else 0) + self.exact_match
+        counts = {
+            "map": len(self.splits),
+            "match": bands * self.match_parts,
+            "write": max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes),
+        }
+        return {stage: count for stage, count in counts.items() if count}
+
+    @property
+    def match_parts(self) -> int:
+        return -(-self.bytes // _MATCH_BYTES) or 1
+
+    def cells(self, *, tokens: int, text_bytes: int) -> Cells:
+        """How the tokens that pass one made are cut into shards, and shards into cells."""
+        size = tokens * self.dtype.itemsize + (text_bytes * 3 if self.layout.with_texts else 0)
+        shards = max(-(-size // self.shard_bytes), min(_FEW_SHARDS, size // _SMALL_SHARD), 1)
+        return Cells(
+            universe=KEYS if self.shuffle else max(1, tokens),
+            shards=shards,
+            per_shard=-(-size // shards // _CELL_BYTES) or 1,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
+
+
+def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerRecord, family: str) -> Plan:
+    """Cut the sources and fix every choice."""
+    total = sum(source.bytes for source in sources)
+    split_bytes = max(_SPLIT_BYTES[0], min(_SPLIT_BYTES[1], total // _SPLITS))
+    if len(sources) >= MOST_SOURCES or any(source.bytes >= MOST_BYTES for source in sources):
+        raise UsageError(
+            f"{len(sources):,} sources, or one of a terabyte and more, are too many for one plan",
+            hint="join small files, or prepare parts of the data into datasets of their own",
+        )
+    return Plan(
+        sources=tuple(sources),
+        splits=tuple(cut(sources, split_bytes=split_bytes)),
+        tokenizer=tokenizer,
+        family=family,
+        filter_digest=filter_digest(options.curation.filter) if options.curation.filter else "",
+        **{name: getattr(options, name) for name in _SHARED},
+    )
+
+
+_SHARED = (
+    "reading", "curation", "format", "zstd", "shard_bytes", "shuffle", "seed", "epochs", "dedup",
+    "near_dedup", "on_error", "out",
+)  # fmt: skip
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan a task folder belongs to."""
+    try:
+        raw = json.loads((folder / "plan.json").read_bytes())
+        if raw.pop("version") != VERSION:
+            raise ValueError("it is of another version of stoker")
+        return _from_plain(raw)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadManifestError(
+            f"cannot read the plan in {folder}: {error}", hint="delete the folder and prepare again"
+        ) from error
+
+
+def _from_plain(raw: dict[str, Any]) -> Plan:
+    return Plan(
+        **{
+            **raw,
+            "sources": tuple(Source(**source) for source in raw["sources"]),
+            "splits": tuple(tuple(Piece(**piece) for piece in split) for split in raw["splits"]),
+            "reading": Reading(**raw["reading"]),
+            "curation": Curation(**raw["curation"]),
+            "tokenizer": TokenizerRecord(**raw["tokenizer"]),
+        }
+    )

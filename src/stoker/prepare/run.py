@@ -1,0 +1,253 @@
+"""The driver: plan, run the stages through a launcher, finish with the manifest.
+
+Nothing here knows how a task is run, and no task knows who runs it. Everything lives in a work folder
+named by the plan's digest: the same command finds what an earlier, killed one left and does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from stoker import __version__
+from stoker.errors import BadInputError, BadManifestError, EngineMismatchError, TaskError, UsageError
+from stoker.launch.ledger import Ledger
+from stoker.manifest import NAME as MANIFEST_NAME
+from stoker.manifest import Manifest, TokenizerRecord, read_manifest, write_manifest
+from stoker.prepare import tokens
+from stoker.prepare.curate import Statistics
+from stoker.prepare.plan import Options, Plan, make_plan
+from stoker.prepare.tasks import TOKENIZER_NAME, Job
+from stoker.prepare.writer import Shard
+from stoker.sources.discover import check_reading, discover
+from stoker.sources.documents import Piece, Source
+from stoker.sources.read import read_piece
+from stoker.storage import is_local, join_url, local_path, new_file, open_store
+
+STATISTICS_NAME = "statistics.json"
+
+_FIRST_DOCUMENTS, _FIRST_CHARS = 64, 4096  # what an engine is tried on before it is chosen
+_FAILURES_SHOWN = 3
+
+
+class Launcher(Protocol):
+    """Runs tasks somewhere. `run` returns when every task has ended, well or not; it calls `on_done`
+    from the driver's thread with each number that ended."""
+
+    def run(
+        self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]
+    ) -> None: ...
+
+
+class Watcher(Protocol):
+    """Shows progress; called from the driver's thread."""
+
+    def planned(self, plan: Plan, folder: Path) -> None: ...
+    def stage(self, name: str, *, total: int, done: int) -> None: ...
+    def advance(self, name: str, number: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A finished dataset."""
+
+    url: str
+    manifest: Manifest
+    statistics: Statistics
+
+
+def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Path | None = None) -> Prepared:
+    """Make the dataset, or what is missing of it."""
+    try:
+        return _prepare(options, launcher, watcher, work)
+    except EngineMismatchError as error:
+        if options.on_mismatch != "fallback":
+            raise
+        watcher.note(f"{error.message}; starting again with the reference engine")
+        reference = tokens.load_tokenizer(options.tokenizer).reference
+        exact = replace(options, engine=reference, on_mismatch="stop")
+        return _prepare(exact, launcher, watcher, work)
+
+
+def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path | None) -> Prepared:
+    job = plan_job(options, watcher=watcher, work=work)
+    if done := _already_there(job.plan):
+        watcher.note(f"{job.plan.out} is already prepared")
+        return done
+    watcher.planned(job.plan, job.folder)
+    for stage, count in job.plan.stages.items():
+        run_stage(job, stage, count, launcher, watcher)
+    return finish(job)
+
+
+def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
+    """Look at the sources, choose the engine, and write the plan into its folder."""
+    sources = discover(options.sources, lines=options.reading.lines, split=options.split)
+    check_reading(sources, lines=options.reading.lines)
+    tokenizer = tokens.load_tokenizer(options.tokenizer)
+    first = _first_documents(sources, options)
+    engine, refused = tokens.choose_engine(tokenizer, options.engine, first)
+    for reason in refused:
+        watcher.note(f"not used: {reason}")
+    record = TokenizerRecord(
+        name=options.tokenizer,
+        digest=tokenizer.digest,
+        vocabulary=tokenizer.vocabulary,
+        eod=tokens.choose_eod(tokenizer, options.eod),
+        bos=tokens.choose_eod(tokenizer, options.bos) if options.bos else None,
+        engine=engine,
+        engine_version=tokens.engine_version(engine),
+    )
+    plan = make_plan(options, sources, record, tokenizer.family)
+    job = Job(plan=plan, folder=work_folder(plan, work))
+    _check_out(plan)
+    _write_once(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
+    _write_once(job.folder / "plan.json", plan.to_json())
+    return job
+
+
+def work_folder(plan: Plan, work: Path | None) -> Path:
+    """Where the tasks of this plan keep what they make: in the output folder, unless that is remote."""
+    if work is None:
+        if not is_local(plan.out):
+            raise UsageError(
+                f"{plan.out} is remote, and tasks need a folder they all see",
+                hint="name one with --work (about twice the size of the tokens is needed)",
+            )
+        work = local_path(plan.out)
+    return work.resolve() / f".stoker-{plan.digest[:16]}"
+
+
+def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Watcher) -> None:
+    """Run what is missing of one stage; raises with the first failures if any is left."""
+    missing = job.ledger.missing(stage, count)
+    watcher.stage(stage, total=count, done=count - len(missing))
+    if missing:
+        launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
+    check_stage(job, stage, count)
+
+
+def check_stage(job: Job, stage: str, count: int) -> None:
+    """Every task of the stage must have a marker."""
+    failed = job.ledger.missing(stage, count)
+    if not failed:
+        return
+    reasons = {number: job.ledger.failure(stage, number) for number in failed}
+    for reason in reasons.values():
+        if "differs from the reference" in reason:
+            message, _, hint = reason.partition("\nhint: ")
+            raise EngineMismatchError(message, hint=hint)
+    shown = [
+        f"{stage} task {number}: {reason or 'it was not run, or was killed'}"
+        for number, reason in list(reasons.items())[:_FAILURES_SHOWN]
+    ]
+    raise TaskError(
+        f"{len(failed)} of {count} {stage} tasks failed\n" + "\n".join(shown),
+        hint=f"logs are in {job.folder / 'logs'}; mend the cause and run the same command again, "
+        "which does only what is missing",
+    )
+
+
+def finish(job: Job) -> Prepared:
+    """All tasks are done: check their shards, write statistics and manifest, clean up."""
+    for stage, count in job.plan.stages.items():
+        check_stage(job, stage, count)
+    results = job.results("write")
+    statistics = Statistics()
+    for result in (*job.results("map"), *results):
+        statistics.add(Statistics.from_plain(result["statistics"]))
+    store = open_store(job.plan.out)
+    store.write(STATISTICS_NAME, (json.dumps(statistics.to_plain(), indent=1) + "\n").encode())
+    if not statistics.documents_out:
+        raise BadInputError(
+            f"none of {statistics.documents_in:,} documents is left to write",
+            hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
+        )
+    manifest, blocks = _manifest(job, results)
+    _check_delivered(job, manifest)
+    if job.plan.family == "huggingface":
+        store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
+    manifest = write_manifest(store, manifest, blocks=blocks)
+    shutil.rmtree(job.folder, ignore_errors=True)
+    return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+
+def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
+    plan = job.plan
+    shards = sorted(
+        (Shard.from_plain(shard) for result in results for shard in result["shards"]),
+        key=lambda shard: shard.record.name,
+    )
+    manifest = Manifest(
+        format=plan.format,
+        shards=tuple(shard.record for shard in shards),
+        dtype=plan.dtype.name,
+        compression="zstd" if plan.zstd else "",
+        tokenizer=plan.tokenizer,
+        shuffled=plan.shuffle,
+        seed=plan.seed,
+        epochs=plan.epochs,
+        plan=plan.digest,
+        made_by=f"stoker {__version__}",
+    )
+    return manifest, np.array([digest for shard in shards for digest in shard.blocks], np.uint64)
+
+
+def _check_delivered(job: Job, manifest: Manifest) -> None:
+    """Every file must be where the manifest will say it is, in its full size."""
+    store = open_store(job.plan.out)
+    for file in manifest.files():
+        found = store.stat(file.name).bytes
+        if found != file.bytes:
+            raise TaskError(
+                f"{join_url(job.plan.out, file.name)} is {found:,} bytes, its task wrote {file.bytes:,}",
+                hint=f"delete it and {job.folder}, and run the same command again",
+            )
+
+
+def _already_there(plan: Plan) -> Prepared | None:
+    try:
+        manifest = read_manifest(plan.out)
+    except BadManifestError:
+        return None
+    with open_store(plan.out).open(STATISTICS_NAME) as file:
+        statistics = Statistics.from_plain(json.loads(file.read()))
+    return Prepared(url=plan.out, manifest=manifest, statistics=statistics)
+
+
+def _check_out(plan: Plan) -> None:
+    """A dataset is never overwritten: another plan needs another folder."""
+    try:
+        manifest = read_manifest(plan.out)
+    except BadManifestError:
+        return
+    if manifest.plan != plan.digest:
+        raise UsageError(
+            f"{plan.out} already holds a dataset made from other sources or options",
+            hint=f"choose another --out, or delete {join_url(plan.out, MANIFEST_NAME)} and its shards first",
+        )
+
+
+def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:
+    """The start of the first documents of the first source; bad records are the map task's to report."""
+    source = sources[0]
+    stop = source.bytes if source.units == source.bytes else 1
+    texts: list[str] = []
+    for documents in read_piece(source, Piece(source=0, start=0, stop=stop), options.reading):
+        texts += [text[:_FIRST_CHARS] for text in documents.texts[: _FIRST_DOCUMENTS - len(texts)]]
+        if len(texts) >= _FIRST_DOCUMENTS:
+            break
+    return texts
+
+
+def _write_once(path: Path, text: str) -> None:
+    if not path.exists():
+        with new_file(path) as file:
+            file.write(text.encode())
+

@@ -1,0 +1,311 @@
+"""Tokenizers, and the engines that run them: fast ones behind a contract, checked against the reference.
+
+An engine turns a list of texts into one flat array of ids and the offsets between documents. The
+reference is Hugging Face `tokenizers` for a tokenizer.json and tiktoken for its encodings; any other
+engine must give the same ids, checked on edge strings and the first documents before it is chosen, and
+on a sample of documents while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stoker.errors import EngineMismatchError, MissingPackageError, TokenizerError, require
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+
+ENGINES = ("gigatoken", "fastokens", "huggingface", "tiktoken")
+_EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
+
+# What tokenizers disagree about: white space, case marks, digits, scripts, joiners, controls.
+EDGE_STRINGS = (
+    "",
+    " ",
+    "\n",
+    "  leading and trailing  ",
+    "tabs\tand\r\nline\n\n\nbreaks \n x",
+    "I'm you'll THEY'RE don't 'tis rock'n'roll",
+    "1 12 123 1234 12345.67890 1,000,000 ½ ²",
+    "naïve café Zürich ÅNGSTRÖM e\u0301 ﬁ ﬂ",
+    "中文字符 日本語テキスト 한국어 ไทย हिन्दी العربية עברית",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 🤷🏽‍♀️ \u200b\u200d\ufeff\u00a0\u2028",
+    "\x00\x01\x1f\x7f",
+    "def f(x):\n    return {'a': [1, 2], \"b\": x**2}  # comment\n",
+    "https://example.org/a?b=c&d=%20#frag user@host.example",
+    "a" * 300 + "!" * 50 + " " * 70 + "\n" * 20,
+    "\U0010ffff\ue000\ufffd",
+    "<|endoftext|> </s> <s> [CLS] <unk> <|im_start|>",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokenizer:
+    """A tokenizer as data: what it is called, its definition, its vocabulary."""
+
+    name: str
+    family: str
+    definition: str
+    digest: str
+    vocabulary: int
+    eod_name: str = ""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Engines that may run it, fastest first; the last is the reference."""
+        return ("tiktoken",) if self.family == "tiktoken" else ENGINES[:3]
+
+    @property
+    def reference(self) -> str:
+        return self.engines[-1]
+
+
+class Engine(Protocol):
+    """Called from one thread of one process, many times."""
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]: ...
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """From a tokenizer.json, a folder that holds one, a hub name, or `tiktoken:ENCODING`."""
+    if name.startswith("tiktoken:"):
+        return _load_tiktoken(name)
+    path = Path(name)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    elif not path.exists():
+        path = _from_hub(name)
+    try:
+        definition = path.read_text("utf-8")
+        reference = _huggingface(definition)
+    except OSError as error:
+        raise TokenizerError(
+            f"no tokenizer at {path}: {error.strerror}",
+            hint="give the path of a tokenizer.json, its folder, a hub name, or tiktoken:ENCODING",
+        ) from error
+    ids = reference.get_vocab(with_added_tokens=True).values()
+    return Tokenizer(
+        name=name,
+        family="huggingface",
+        definition=definition,
+        digest=xxhash.xxh3_128_hexdigest(definition.encode()),
+        vocabulary=max(ids, default=-1) + 1,
+        eod_name=_configured_eod(path.with_name("tokenizer_config.json")),
+    )
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int | None:
+    """The id of a token by its name."""
+    if tokenizer.family == "tiktoken":
+        encoding = _tiktoken_encoding(tokenizer)
+        found: int | None = encoding._special_tokens.get(token)
+        return found
+    found = _huggingface(tokenizer.definition).token_to_id(token)
+    return found
+
+
+def choose_eod(tokenizer: Tokenizer, asked: str) -> int | None:
+    """The end-of-document id: the asked one, the configured one, or one with a usual name."""
+    if asked == "none":
+        return None
+    for name in [asked] if asked else [tokenizer.eod_name, *_EOD_NAMES]:
+        if name and (found := token_id(tokenizer, name)) is not None:
+            return found
+    raise TokenizerError(
+        f"{tokenizer.name} has no end-of-document token" + (f" called {asked!r}" if asked else ""),
+        hint="name one of its tokens with --eod, or say --eod none",
+    )
+
+
+def open_engine(name: str, tokenizer: Tokenizer) -> Engine:
+    """An engine running this tokenizer; one that cannot raises TokenizerError."""
+    makers: dict[str, Callable[[Tokenizer], Engine]] = {
+        "gigatoken": _Gigatoken,
+        "fastokens": _Fastokens,
+        "huggingface": _HuggingFace,
+        "tiktoken": _Tiktoken,
+    }
+    try:
+        return makers[name](tokenizer)
+    except (MissingPackageError, TokenizerError):
+        raise
+    except BaseException as error:  # native engines panic with their own kinds on what they do not know
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise TokenizerError(
+            f"{name} cannot run {tokenizer.name}: {error}", hint="choose another with --engine"
+        ) from error
+
+
+def engine_version(name: str) -> str:
+    return version({"huggingface": "tokenizers"}.get(name, name))
+
+
+def choose_engine(tokenizer: Tokenizer, asked: str, documents: Sequence[str]) -> tuple[str, list[str]]:
+    """The fastest engine that is installed and gives the reference's ids; and why others were not taken.
+
+    An engine asked for by name must pass, or this raises.
+    """
+    if asked != "auto":
+        verify(asked, tokenizer, documents)
+        return asked, []
+    refused: list[str] = []
+    for name in tokenizer.engines:
+        try:
+            verify(name, tokenizer, documents)
+            return name, refused
+        except (MissingPackageError, TokenizerError) as error:
+            refused.append(error.message)
+    raise TokenizerError(
+        f"no engine can run {tokenizer.name}: {'; '.join(refused)}", hint="pip install 'stoker[tokens]'"
+    )
+
+
+def verify(name: str, tokenizer: Tokenizer, documents: Sequence[str]) -> None:
+    """Compare an engine with the reference on the edge strings and these documents."""
+    engine = open_engine(name, tokenizer)
+    if name != tokenizer.reference:
+        texts = [*EDGE_STRINGS, *documents]
+        ids, offsets = engine.encode(texts)
+        Referee(tokenizer, name).check(texts, ids, offsets, ["edge string or first document"] * len(texts))
+
+
+class Referee:
+    """Compares an engine's ids with the reference's."""
+
+    def __init__(self, tokenizer: Tokenizer, engine: str) -> None:
+        self._engine = engine
+        self._reference = open_engine(tokenizer.reference, tokenizer)
+
+    def check(self, texts: Sequence[str], ids: Ids, offsets: Offsets, where: Sequence[str]) -> None:
+        """Raise EngineMismatchError, naming the document, unless every text has the reference's ids."""
+        wanted, wanted_offsets = self._reference.encode(texts)
+        if np.array_equal(wanted, ids) and np.array_equal(wanted_offsets, offsets):
+            return
+        for number, text in enumerate(texts):
+            mine = ids[offsets[number] : offsets[number + 1]]
+            theirs = wanted[wanted_offsets[number] : wanted_offsets[number + 1]]
+            if not np.array_equal(mine, theirs):
+                at = _first_difference(mine, theirs)
+                raise EngineMismatchError(
+                    f"{self._engine} differs from the reference on {where[number]} ({text[:60]!r}...): token {at} "
+                    f"is {mine[at : at + 3].tolist()}, should be {theirs[at : at + 3].tolist()}",
+                    hint="run again with --engine huggingface (slower, exact), or --on-mismatch fallback",
+                )
+
+
+class _Gigatoken:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        gigatoken = require("gigatoken", extra="tokens")
+        self._tokenizer = gigatoken.Tokenizer.from_json(tokenizer.definition)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
+        # One thread per worker process: the processes are the parallelism.
+        layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data, dtype=np.int64)
+        return np.asarray(layout.content.data, dtype=np.uint32)[offsets[0] :], offsets - offsets[0]
+
+
+class _Fastokens:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = require("fastokens", extra="fastokens").Tokenizer.from_json_str(tokenizer.definition)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
+        ids, offsets = self._tokenizer.encode_batch_flat(list(texts))
+        return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
+
+
+class _HuggingFace:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = _huggingface(tokenizer.definition)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return _flatten([encoding.ids for encoding in encodings])
+
+
+class _Tiktoken:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encoding = _tiktoken_encoding(tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
+        return _flatten([self._encoding.encode_ordinary(text) for text in texts])
+
+
+def _flatten(lists: list[list[int]]) -> tuple[Ids, Offsets]:
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(ids) for ids in lists], out=offsets[1:])
+    flat = np.fromiter((token for ids in lists for token in ids), np.uint32, count=int(offsets[-1]))
+    return flat, offsets
+
+
+def _huggingface(definition: str) -> Any:
+    tokenizers = require("tokenizers", extra="tokens")
+    try:
+        loaded = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise TokenizerError(f"not a tokenizer.json: {error}", hint="save it with Tokenizer.save()") from error
+    # A tokenizer saved with truncation would cut every document; preparing wants all of it.
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        hub = require("huggingface_hub", extra="hf")
+        return Path(hub.hf_hub_download(name, "tokenizer.json"))
+    except Exception as error:  # the hub client raises a dozen kinds for a name or a network at fault
+        raise TokenizerError(
+            f"no tokenizer {name!r}: it is no path, and the Hugging Face hub or its cache has none"
+            f" ({str(error).splitlines()[0]})",
+            hint="give the path of a tokenizer.json or of its folder, or tiktoken:ENCODING",
+        ) from error
+
+
+def _configured_eod(config: Path) -> str:
+    """The eos_token of a tokenizer_config.json, which may be a string or an added-token object."""
+    try:
+        token = json.loads(config.read_text("utf-8")).get("eos_token")
+    except (OSError, ValueError):
+        return ""
+    return str(token["content"] if isinstance(token, dict) else token or "")
+
+
+def _load_tiktoken(name: str) -> Tokenizer:
+    tiktoken = require("tiktoken", extra="tiktoken")
+    try:
+        encoding = tiktoken.get_encoding(name.removeprefix("tiktoken:"))
+    except Exception as error:  # ValueError for an unknown name, requests' own kinds for the download
+        raise TokenizerError(
+            f"cannot load {name}: {error}",
+            hint="check the name; offline, point TIKTOKEN_CACHE_DIR at a folder that holds the encoding",
+        ) from error
+    ranks = b"".join(token + rank.to_bytes(4, "little") for token, rank in encoding._mergeable_ranks.items())
+    facts = f"{encoding._pat_str}\n{sorted(encoding._special_tokens.items())}"
+    return Tokenizer(
+        name=name,
+        family="tiktoken",
+        definition=encoding.name,
+        digest=xxhash.xxh3_128_hexdigest(ranks + facts.encode()),
+        vocabulary=encoding.n_vocab,
+    )
+
+
+def _tiktoken_encoding(tokenizer: Tokenizer) -> Any:
+    return require("tiktoken", extra="tiktoken").get_encoding(tokenizer.definition)
+
+
+def _first_difference(mine: Ids, theirs: Ids) -> int:
+    shared = min(len(mine), len(theirs))
+    different = np.flatnonzero(mine[:shared] != theirs[:shared])
+    return int(different[0]) if len(different) else shared

@@ -1,0 +1,1 @@
+"""Raw data, whatever it comes in, as blocks of documents."""

@@ -1,0 +1,87 @@
+"""Read any piece of any source: pick the reader by kind, and whole files and tars themselves."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+
+from stoker.errors import require
+from stoker.sources.documents import BadRecord, Documents, Piece, Reading, Source
+from stoker.sources.lines import decompression_errors, open_plain, read_jsonl, read_text_lines
+from stoker.sources.tables import read_dataset, read_table
+
+Reader = Callable[[Source, Piece, Reading], Iterator[Documents]]
+
+
+def read_piece(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
+    """The documents of one piece, block by block; what is no document is reported beside them."""
+    readers: dict[str, Reader] = {
+        "jsonl": read_jsonl,
+        "text": read_text_lines if reading.lines else _read_whole,
+        "parquet": read_table,
+        "arrow": read_table,
+        "saved": read_dataset,
+        "hub": read_dataset,
+        "webdataset": _read_tar,
+    }
+    return readers[source.kind](source, piece, reading)
+
+
+def _read_whole(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
+    """A text file is one document."""
+    with open_plain(source) as file:
+        try:
+            data = file.read(reading.max_document_bytes + 1)
+        except decompression_errors() as error:
+            yield _only_bad(source.url, "truncated", f"the file is damaged: {error}")
+            return
+    yield _document(source.url, data, place=0, reading=reading)
+
+
+def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
+    """Of each sample of a WebDataset tar, its text: a `.txt` member, or the field of a `.json` one."""
+    damaged = (tarfile.TarError, *decompression_errors())
+    try:
+        with open_plain(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
+            for place, member in enumerate(archive):
+                stem, _, suffix = member.name.rpartition("/")[2].partition(".")
+                if not (member.isfile() and stem and suffix in _text_suffixes(reading.field)):
+                    continue
+                content = archive.extractfile(member)
+                data = content.read(reading.max_document_bytes + 1) if content else b""
+                where = f"{source.url} member {member.name}"
+                if suffix.endswith("json"):
+                    yield _json_document(where, data, place=place, reading=reading)
+                else:
+                    yield _document(where, data, place=place, reading=reading)
+    except damaged as error:
+        yield _only_bad(source.url, "truncated", f"the tar is damaged: {error}")
+
+
+def _text_suffixes(field: str) -> tuple[str, ...]:
+    return ("txt", f"{field}.txt", field, "json")
+
+
+def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
+    try:
+        text = require("orjson", extra="tokens").loads(data)[reading.field]
+    except ValueError as error:
+        return _only_bad(where, "invalid_json", str(error))
+    except (KeyError, TypeError):
+        return _only_bad(where, "missing_field", f"it has no field {reading.field!r}")
+    if not isinstance(text, str):
+        return _only_bad(where, "not_text", f"{reading.field} is {type(text).__name__}, not a string")
+    return Documents(texts=[text], places=[place])
+
+
+def _document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
+    if len(data) > reading.max_document_bytes:
+        return _only_bad(where, "too_long", f"longer than the limit of {reading.max_document_bytes:,} bytes")
+    try:
+        return Documents(texts=[data.decode()], places=[place])
+    except UnicodeDecodeError as error:
+        return _only_bad(f"{where} at byte {error.start:,}", "invalid_utf8", error.reason)
+
+
+def _only_bad(where: str, reason: str, detail: str) -> Documents:
+    return Documents(bad=[BadRecord(where=where, reason=reason, detail=detail)])

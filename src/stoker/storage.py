@@ -1,0 +1,294 @@
+"""Where bytes live: local folders, memory, and any object store obstore speaks (s3, gs, az, http).
+
+`open_store(url)` gives a Store rooted at that folder or prefix; paths inside it use forward slashes.
+A file appears whole or not at all: local writes go to a unique temporary name, are synced and renamed;
+an object store shows an object only when its last part has arrived.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from stoker.errors import StorageError, UsageError, require
+
+_OBJECT_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A file or object: its path in the store, its size, and what changes when its content does."""
+
+    path: str
+    bytes: int
+    version: str = ""
+
+
+class Store(Protocol):
+    """A folder or prefix. Any thread may call any method; an object store refuses a forked child."""
+
+    url: str
+
+    def list(self, prefix: str = "") -> Iterator[Entry]: ...
+    def stat(self, path: str) -> Entry: ...
+    def open(self, path: str) -> BinaryIO: ...
+    def write(self, path: str, data: bytes | Path) -> None: ...
+
+
+def open_store(url: str | Path) -> Store:
+    """The store rooted at a folder, `file://`, `memory://` or object-store URL."""
+    text = str(url)
+    scheme = url_scheme(text)
+    if scheme in ("", "file"):
+        return LocalStore(local_path(text))
+    if scheme == "memory":
+        return MemoryStore(text)
+    if scheme in _OBJECT_SCHEMES:
+        return ObjectStore(text)
+    raise UsageError(
+        f"cannot open {text}: unknown scheme {scheme!r}",
+        hint=f"use a local path or one of {', '.join(sorted(_OBJECT_SCHEMES))}",
+    )
+
+
+def url_scheme(url: str) -> str:
+    """`s3` of `s3://bucket/key`; empty for a plain path."""
+    head, separator, _ = url.partition("://")
+    return head.lower() if separator else ""
+
+
+def local_path(url: str | Path) -> Path:
+    """The path behind a plain path or a `file://` URL."""
+    text = str(url)
+    return Path(unquote(urlsplit(text).path)) if url_scheme(text) == "file" else Path(text)
+
+
+def is_local(url: str | Path) -> bool:
+    return url_scheme(str(url)) in ("", "file")
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """The folder and the name: `s3://bucket/a/b.jsonl` → (`s3://bucket/a`, `b.jsonl`)."""
+    folder, separator, name = url.rstrip("/").rpartition("/")
+    if not separator:
+        return ".", name
+    return folder or "/", name
+
+
+def join_url(base: str | Path, path: str) -> str:
+    return f"{str(base).rstrip('/')}/{path}" if path else str(base)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that appears under its name only when the block ends well, synced to disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError as error:
+        raise _storage_error(error, "write", path) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network filesystems refuse to sync a folder
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class LocalStore:
+    """A folder of a mounted filesystem."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        start = self.root / prefix
+        if not start.is_dir():
+            return
+        for folder, names, files in os.walk(start, onerror=_raise_unreadable):
+            names.sort()
+            for name in sorted(files):
+                path = (Path(folder) / name).relative_to(self.root)
+                yield self.stat(path.as_posix())
+
+    def stat(self, path: str) -> Entry:
+        try:
+            facts = (self.root / path).stat()
+        except OSError as error:
+            raise _storage_error(error, "read", self.root / path) from error
+        return Entry(path=path, bytes=facts.st_size, version=str(facts.st_mtime_ns))
+
+    def open(self, path: str) -> BinaryIO:
+        try:
+            return (self.root / path).open("rb")
+        except OSError as error:
+            raise _storage_error(error, "read", self.root / path) from error
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        with new_file(self.root / path) as file:
+            if isinstance(data, bytes):
+                file.write(data)
+            else:
+                with data.open("rb") as source:
+                    while block := source.read(8 << 20):
+                        file.write(block)
+
+
+class MemoryStore:
+    """Objects in this process; the same URL is the same store."""
+
+    _all: dict[str, dict[str, bytes]] = {}  # noqa: RUF012 - one namespace per process is the point
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._objects = self._all.setdefault(self.url, {})
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        for path in sorted(self._objects):
+            if path.startswith(prefix):
+                yield self.stat(path)
+
+    def stat(self, path: str) -> Entry:
+        return Entry(path=path, bytes=len(self._read(path)))
+
+    def open(self, path: str) -> BinaryIO:
+        return io.BytesIO(self._read(path))
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        self._objects[path] = data if isinstance(data, bytes) else data.read_bytes()
+
+    def _read(self, path: str) -> bytes:
+        if path not in self._objects:
+            raise StorageError(f"{join_url(self.url, path)} does not exist", hint="check the path")
+        return self._objects[path]
+
+
+class ObjectStore:
+    """A prefix of an object store, through obstore; credentials come from the usual variables."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._obstore = require("obstore", extra="object-store")
+        self._pid = os.getpid()
+        options = {"allow_http": True} if _wants_http(url) else {}
+        self._store = self._call("open", "", self._from_url, self.url, client_options=options)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        chunks = iter(self._call("list", prefix, self._obstore.list, self._store, prefix=prefix or None))
+        while chunk := self._call("list", prefix, next, chunks, None):
+            for meta in chunk:
+                yield Entry(path=meta["path"], bytes=meta["size"], version=meta["e_tag"] or "")
+
+    def stat(self, path: str) -> Entry:
+        meta = self._call("read", path, self._obstore.head, self._store, path)
+        return Entry(path=path, bytes=meta["size"], version=meta["e_tag"] or "")
+
+    def open(self, path: str) -> BinaryIO:
+        size = self.stat(path).bytes
+        return io.BufferedReader(_RangeReader(self, path, size), buffer_size=_RANGE_BYTES)
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        self._call("write", path, self._obstore.put, self._store, path, data)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        get = self._obstore.get_range
+        return bytes(self._call("read", path, get, self._store, path, start=start, length=length))
+
+    def _from_url(self, url: str, **options: Any) -> Any:
+        return require("obstore.store", extra="object-store").from_url(url, **options)
+
+    def _call(self, verb: str, path: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call obstore. Its runtime threads do not survive a fork: a child that used it would hang."""
+        if os.getpid() != self._pid:
+            raise StorageError(
+                f"{self.url} was opened before this process was forked, and its client would hang here",
+                hint="start worker processes with the 'spawn' method, or open the store in the child",
+            )
+        try:
+            return function(*args, **kwargs)
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
+            reason = str(error).split("\n\n")[0]
+            raise StorageError(
+                f"cannot {verb} {join_url(self.url, path)}: {reason}",
+                hint="check the name, the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION) "
+                "and AWS_ENDPOINT_URL for a store that is not Amazon's",
+            ) from error
+
+
+# One request per read-ahead: large enough that request latency (10-50 ms) is small beside the transfer.
+_RANGE_BYTES = 8 << 20
+
+
+class _RangeReader(io.RawIOBase):
+    """A seekable view of one object, read by ranges."""
+
+    def __init__(self, store: ObjectStore, path: str, size: int) -> None:
+        super().__init__()
+        self._store, self._path, self._size, self._at = store, path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:  # any writable buffer
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        data = self._store.read_range(self._path, self._at, length)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _wants_http(url: str) -> bool:
+    endpoints = (os.environ.get("AWS_ENDPOINT_URL", ""), os.environ.get("AWS_ENDPOINT", ""), url)
+    return any(endpoint.startswith("http://") for endpoint in endpoints)
+
+
+def _raise_unreadable(error: OSError) -> None:
+    raise _storage_error(error, "read", error.filename) from error
+
+
+def _storage_error(error: OSError, verb: str, path: Path | str) -> StorageError:
+    hints = {
+        errno.ENOSPC: "free space there (or choose another folder) and run the same command again",
+        errno.EDQUOT: "your quota is used up: free space and run the same command again",
+        errno.EACCES: "check the permissions of the file and of every folder above it",
+        errno.EPERM: "check the permissions of the file and of every folder above it",
+        errno.ENOENT: "check the path",
+        errno.EROFS: "the filesystem is mounted read-only: choose another folder",
+    }
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return StorageError(f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above"))

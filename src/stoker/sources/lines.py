@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, BinaryIO
 
@@ -38,16 +39,19 @@ def read_text_lines(source: Source, piece: Piece, reading: Reading) -> Iterator[
     return _read(source, piece, reading, lambda lines: [str(line, "utf-8") for line in lines])
 
 
-def open_plain(source: Source) -> BinaryIO:
-    """The uncompressed bytes of a source."""
+@contextmanager
+def open_plain(source: Source) -> Iterator[BinaryIO]:
+    """The uncompressed bytes of a source. Neither decompressor closes the file it was given."""
     folder, name = split_url(source.url)
-    file = open_store(folder).open(name)
-    if source.compression == "gz":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    if source.compression == "zst":
-        opened: BinaryIO = zstd_module().ZstdFile(file)
-        return opened
-    return file
+    with open_store(folder).open(name) as file:
+        if source.compression == "gz":
+            with gzip.GzipFile(fileobj=file) as plain:
+                yield plain  # type: ignore[misc]
+        elif source.compression == "zst":
+            with zstd_module().ZstdFile(file) as plain:
+                yield plain
+        else:
+            yield file
 
 
 def decompression_errors() -> tuple[type[Exception], ...]:

@@ -291,4 +291,6 @@ def _storage_error(error: OSError, verb: str, path: Path | str) -> StorageError:
         errno.EROFS: "the filesystem is mounted read-only: choose another folder",
     }
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return StorageError(f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above"))
+    return StorageError(
+        f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above")
+    )

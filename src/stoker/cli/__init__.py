@@ -53,7 +53,9 @@ def _run(arguments: list[str] | None) -> int:
         return error.exit_code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        return _fail(error.format_message(), f"see {context.command_path} --help" if context else "", error.exit_code)
+        return _fail(
+            error.format_message(), f"see {context.command_path} --help" if context else "", error.exit_code
+        )
     except UsageError as error:
         return _fail(error.message, error.hint, 2)
     except StokerError as error:

@@ -178,6 +178,7 @@ def finish(job: Job) -> Prepared:
     shutil.rmtree(job.folder, ignore_errors=True)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
 
+
 def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     plan = job.plan
     shards = sorted(
@@ -240,7 +241,8 @@ def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:
     stop = source.bytes if source.units == source.bytes else 1
     texts: list[str] = []
     for documents in read_piece(source, Piece(source=0, start=0, stop=stop), options.reading):
-        texts += [text[:_FIRST_CHARS] for text in documents.texts[: _FIRST_DOCUMENTS - len(texts)]]
+        wanted = min(len(documents.texts), _FIRST_DOCUMENTS - len(texts))
+        texts += [documents.texts.text(number)[:_FIRST_CHARS] for number in range(wanted)]
         if len(texts) >= _FIRST_DOCUMENTS:
             break
     return texts
@@ -250,4 +252,3 @@ def _write_once(path: Path, text: str) -> None:
     if not path.exists():
         with new_file(path) as file:
             file.write(text.encode())
-

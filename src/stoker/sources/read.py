@@ -42,13 +42,13 @@ def _read_whole(source: Source, piece: Piece, reading: Reading) -> Iterator[Docu
 
 def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """Of each sample of a WebDataset tar, its text: a `.txt` member, or the field of a `.json` one."""
-    damaged = (tarfile.TarError, *decompression_errors())
+    damaged: tuple[type[Exception], ...] = (tarfile.TarError, *decompression_errors())
     try:
         with open_plain(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
             for _, members in groupby(_text_members(archive, reading), key=lambda member: member.sample):
                 yield _member_document(source, min(members, key=lambda member: member.rank), reading)
             # tarfile takes a cut-off archive for a short one: a whole one ends with an empty block
-            if archive.fileobj.tell() == archive.offset:  # type: ignore[union-attr]
+            if archive.fileobj.tell() == archive.offset:
                 yield _only_bad(source.url, "truncated", "the tar is cut short between two members")
     except damaged as error:
         yield _only_bad(source.url, "truncated", f"the tar is damaged: {error}")
@@ -99,14 +99,14 @@ def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> 
         return _only_bad(where, "missing_field", f"it has no field {reading.field!r}")
     if not isinstance(text, str):
         return _only_bad(where, "not_text", f"{reading.field} is {type(text).__name__}, not a string")
-    return Documents(texts=[text], places=[place])
+    return Documents.of([text], [place])
 
 
 def _document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
     if len(data) > reading.max_document_bytes:
         return _only_bad(where, "too_long", f"longer than the limit of {reading.max_document_bytes:,} bytes")
     try:
-        return Documents(texts=[data.decode()], places=[place])
+        return Documents.of([data.decode()], [place])
     except UnicodeDecodeError as error:
         return _only_bad(f"{where} at byte {error.start:,}", "invalid_utf8", error.reason)
 

@@ -28,7 +28,7 @@ def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
     except (arrow.ArrowInvalid, OSError) as error:
         where = f"{source.url} after row {place:,}" if place >= 0 else source.url
         bad = BadRecord(where=where, reason="truncated", detail=f"the file is damaged: {error}")
-        yield Documents(texts=[], places=[], bad=[bad])
+        yield Documents(bad=[bad])
 
 
 def units(url: str, kind: str) -> int:
@@ -103,7 +103,7 @@ def _documents(source: Source, reading: Reading, column: Any, place: int) -> Doc
             places.append(row)
         else:
             bad.append(_explain(source, reading, row, value))
-    return Documents(texts=texts, places=places, bad=bad)
+    return Documents.of(texts, places, bad)
 
 
 def _python_values(column: Any) -> list[Any]:

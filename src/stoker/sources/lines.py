@@ -81,7 +81,17 @@ class _Lines:
 
 
 def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Lines]:
-    """Blocks of the lines that start inside the piece."""
+    """Blocks of the lines that start inside the piece, without those over the limit."""
+    limit = reading.max_document_bytes
+    for lines in _whole_lines(source, piece, limit):
+        if len(lines.data) <= limit:
+            yield lines
+        else:
+            yield from _without_long_lines(source, lines, limit)
+
+
+def _whole_lines(source: Source, piece: Piece, limit: int) -> Iterator[_Lines]:
+    """Blocks of lines as they stand; one that does not fit memory is passed over here."""
     stop = None if source.compression else piece.stop
     with open_plain(source) as file:
         at = _first_line(file, piece.start)
@@ -106,15 +116,30 @@ def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Li
                 at, held = at + end, filled - end
             elif not count:
                 return
-            elif filled < reading.max_document_bytes:
+            elif filled <= limit:
                 held = filled
                 if filled == len(buffer):
                     buffer = buffer + bytearray(len(buffer))
             else:
                 passed = filled + _skip_line(file)
-                detail = f"a line of {passed:,} bytes; the limit is {reading.max_document_bytes:,}"
-                yield _no_lines(at, _bad(source, at, "too_long", detail))
+                yield _too_long(source, at, passed, limit)
                 at, held = at + passed, 0
+
+
+def _without_long_lines(source: Source, lines: _Lines, limit: int) -> Iterator[_Lines]:
+    newlines = np.flatnonzero(np.frombuffer(lines.data, np.uint8) == ord("\n"))
+    starts = np.concatenate([[0], newlines + 1])
+    sizes = np.concatenate([newlines, [len(lines.data)]]) - starts
+    done = 0
+    for start, size in zip(starts[sizes > limit].tolist(), sizes[sizes > limit].tolist(), strict=True):
+        yield _Lines(start=lines.start + done, data=lines.data[done:start], bad=[])
+        yield _too_long(source, lines.start + start, size, limit)
+        done = start + size + 1
+    yield _Lines(start=lines.start + done, data=lines.data[done:], bad=lines.bad)
+
+
+def _too_long(source: Source, at: int, size: int, limit: int) -> _Lines:
+    return _no_lines(at, _bad(source, at, "too_long", f"a line of {size:,} bytes; the limit is {limit:,}"))
 
 
 def _no_lines(at: int, bad: BadRecord) -> _Lines:

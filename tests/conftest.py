@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import stoker
 from stoker.formats.megatron import read_index_file
@@ -48,6 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # How fast an example runs says more about a shared machine than about the code.
+    settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("stoker")
 
 
 # --- leaks ----------------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> str:
         reason, detail = "", f"done in {time.monotonic() - started:.2f} s"
     except StokerError as error:
         reason = detail = str(error)
-    except Exception as error:  # a bug or a foreign library: keep the trace, let the other tasks run
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a bug, or native code in panic: keep the trace, let the others run
         reason, detail = f"{type(error).__name__}: {error}", traceback.format_exc()
     with log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {stage} {number}: {detail}\n")

@@ -80,10 +80,15 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
     job = plan_job(options, watcher=watcher, work=work)
     if done := _already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
+        shutil.rmtree(job.folder, ignore_errors=True)
         return done
     watcher.planned(job.plan, job.folder)
-    for stage, count in job.plan.stages.items():
-        run_stage(job, stage, count, launcher, watcher)
+    try:
+        for stage, count in job.plan.stages.items():
+            run_stage(job, stage, count, launcher, watcher)
+    except EngineMismatchError:
+        shutil.rmtree(job.folder, ignore_errors=True)  # whatever runs next is another plan
+        raise
     return finish(job)
 
 

@@ -14,6 +14,7 @@ from stoker.manifest import read_manifest
 from stoker.prepare.check import adopt, verify_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     Make = Callable[..., Any]

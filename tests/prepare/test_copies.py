@@ -10,6 +10,7 @@ import pytest
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     Make = Callable[..., Any]

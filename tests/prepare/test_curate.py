@@ -10,6 +10,7 @@ from stoker.errors import TaskError, UsageError
 from stoker.prepare.curate import Curation, Statistics, quality_fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     Make = Callable[..., Any]

@@ -16,6 +16,7 @@ from stoker.formats.zstd import SeekableReader, zstd_module
 from stoker.prepare.check import verify_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     Make = Callable[..., Any]

@@ -251,7 +251,8 @@ def _launcher(given: dict[str, Any]) -> Iterator[Launcher]:
     else:
         from stoker.launch.local import LocalPool, usable_cores
 
-        with LocalPool(given["workers"] or usable_cores(), entry=ENTRY) as pool:
+        workers = given["workers"] or usable_cores()
+        with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:
             yield pool
 
 
@@ -260,11 +261,16 @@ ENTRY = "stoker.prepare.tasks:run_task"
 
 def _report(prepared: Prepared, *, as_json: bool) -> None:
     statistics, manifest = prepared.statistics, prepared.manifest
-    facts = {"dataset": prepared.url, **_sizes(manifest), "statistics": statistics.to_plain()}
+    facts = {
+        "dataset": prepared.url,
+        **_sizes(manifest),
+        "stage_seconds": prepared.stage_seconds,
+        "statistics": statistics.to_plain(),
+    }
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    click.echo(_lines({k: v for k, v in facts.items() if k != "statistics"}))
+    click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
     for reason, count in sorted({**statistics.dropped, **statistics.bad}.items()):
         click.echo(
             f"{'dropped' if reason in statistics.dropped else 'skipped'}  {count:,} documents: {reason}"

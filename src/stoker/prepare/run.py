@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +62,7 @@ class Prepared:
     url: str
     manifest: Manifest
     statistics: Statistics
+    stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Path | None = None) -> Prepared:
@@ -82,9 +84,12 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
         watcher.note(f"{job.plan.out} is already prepared")
         return done
     watcher.planned(job.plan, job.folder)
+    seconds = {}
     for stage, count in job.plan.stages.items():
+        started = time.monotonic()
         run_stage(job, stage, count, launcher, watcher)
-    return finish(job)
+        seconds[stage] = round(time.monotonic() - started, 3)
+    return replace(finish(job), stage_seconds=seconds)
 
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:

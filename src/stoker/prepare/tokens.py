@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -278,6 +279,7 @@ def _own_tokens(tokenizer: Tokenizer) -> list[str]:
     return [f"a{token.content}b {token.content} c" for token in list(added)[:_OWN_TOKENS]]
 
 
+@lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
 def _huggingface(definition: str) -> Any:
     tokenizers = require("tokenizers", extra="tokens")
     try:

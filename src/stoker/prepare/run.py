@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,12 +37,22 @@ _FAILURES_SHOWN = 3
 
 
 class Launcher(Protocol):
-    """Runs tasks somewhere. `run` returns when every task has ended, well or not; it calls `on_done`
-    from the driver's thread with each number that ended."""
+    """Runs tasks somewhere. `run` is called once a stage, in order, with the tasks that are missing
+    (maybe none). It returns when every one has ended, well or not, having called `on_done` from the
+    driver's thread with each number that ended."""
 
     def run(
         self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]
     ) -> None: ...
+
+
+class Queue(Protocol):
+    """Takes over a whole run: `submit_all` returns at once with the job ids of each stage. `merge` is a
+    Python module with its arguments, to run when every stage has ended."""
+
+    def submit_all(
+        self, ledger: Ledger, stages: Mapping[str, Sequence[int]], *, merge: Sequence[str]
+    ) -> dict[str, list[str]]: ...
 
 
 class Watcher(Protocol):
@@ -61,6 +71,15 @@ class Prepared:
     url: str
     manifest: Manifest
     statistics: Statistics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A dataset that jobs will make: their ids by stage, and the folder they work in."""
+
+    url: str
+    folder: Path
+    jobs: dict[str, list[str]]
 
 
 def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Path | None = None) -> Prepared:
@@ -85,6 +104,25 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
     for stage, count in job.plan.stages.items():
         run_stage(job, stage, count, launcher, watcher)
     return finish(job)
+
+
+def submit(
+    options: Options, queue: Queue, *, watcher: Watcher, work: Path | None = None
+) -> Submitted | Prepared:
+    """Hand what is missing of the dataset to a queue, whose last job finishes it; does not wait."""
+    if options.on_mismatch == "fallback":
+        raise UsageError(
+            "--on-mismatch fallback starts a run again, which a detached one cannot",
+            hint="leave --detach out, or name the reference engine: --engine huggingface (or tiktoken)",
+        )
+    job = plan_job(options, watcher=watcher, work=work)
+    if done := _already_there(job.plan):
+        watcher.note(f"{job.plan.out} is already prepared")
+        return done
+    watcher.planned(job.plan, job.folder)
+    missing = {stage: job.ledger.missing(stage, count) for stage, count in job.plan.stages.items()}
+    jobs = queue.submit_all(job.ledger, missing, merge=("stoker.cli", "prepare", "merge", str(job.folder)))
+    return Submitted(url=job.plan.out, folder=job.folder, jobs=jobs)
 
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
@@ -129,8 +167,8 @@ def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Wat
     """Run what is missing of one stage; raises with the first failures if any is left."""
     missing = job.ledger.missing(stage, count)
     watcher.stage(stage, total=count, done=count - len(missing))
-    if missing:
-        launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
+    # Also where nothing is missing: what an earlier driver left running must end before the folder goes.
+    launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
     check_stage(job, stage, count)
 
 
@@ -177,6 +215,7 @@ def finish(job: Job) -> Prepared:
     manifest = write_manifest(store, manifest, blocks=blocks)
     shutil.rmtree(job.folder, ignore_errors=True)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+
 
 def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     plan = job.plan
@@ -250,4 +289,3 @@ def _write_once(path: Path, text: str) -> None:
     if not path.exists():
         with new_file(path) as file:
             file.write(text.encode())
-

@@ -201,7 +201,7 @@ def _refuse_beside_detached(folder: Path) -> None:
     if jobs := _live_jobs(folder, MERGE):
         raise StokerError(
             f"a detached run is making this dataset; its last job is {jobs[0]}",
-            hint=f"`squeue --job {jobs[0]}` shows it; to take over from it, `scancel {jobs[0]}` and run this again",
+            hint=f"`squeue --job {jobs[0]}` shows it; to take over, `scancel {jobs[0]}` and run this again",
         )
 
 
@@ -212,7 +212,7 @@ def _explain(ledger: Ledger, stage: str, todo: Sequence[int], elements: Mapping[
         states = ", ".join(sorted({element.state for element in elements.values()}))
         raise TaskError(
             f"the {stage} job ended ({states or 'unseen'}) without having run a task",
-            hint=f"see the logs in {ledger.folder / 'slurm'}; every node must see that folder and this Python",
+            hint=f"see the logs in {ledger.folder / 'slurm'}; every node must see it and this Python",
         )
     for place, number in enumerate(todo):
         element = elements.get(str(place % max(1, len(elements))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,12 +38,22 @@ _FAILURES_SHOWN = 3
 
 
 class Launcher(Protocol):
-    """Runs tasks somewhere. `run` returns when every task has ended, well or not; it calls `on_done`
-    from the driver's thread with each number that ended."""
+    """Runs tasks somewhere. `run` is called once a stage, in order, with the tasks that are missing
+    (maybe none). It returns when every one has ended, well or not, having called `on_done` from the
+    driver's thread with each number that ended."""
 
     def run(
         self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]
     ) -> None: ...
+
+
+class Queue(Protocol):
+    """Takes over a whole run: `submit_all` returns at once with the job ids of each stage. `merge` is a
+    Python module with its arguments, to run when every stage has ended."""
+
+    def submit_all(
+        self, ledger: Ledger, stages: Mapping[str, Sequence[int]], *, merge: Sequence[str]
+    ) -> dict[str, list[str]]: ...
 
 
 class Watcher(Protocol):
@@ -63,6 +73,15 @@ class Prepared:
     manifest: Manifest
     statistics: Statistics
     stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A dataset that jobs will make: their ids by stage, and the folder they work in."""
+
+    url: str
+    folder: Path
+    jobs: dict[str, list[str]]
 
 
 def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Path | None = None) -> Prepared:
@@ -90,6 +109,25 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
         run_stage(job, stage, count, launcher, watcher)
         seconds[stage] = round(time.monotonic() - started, 3)
     return replace(finish(job), stage_seconds=seconds)
+
+
+def submit(
+    options: Options, queue: Queue, *, watcher: Watcher, work: Path | None = None
+) -> Submitted | Prepared:
+    """Hand what is missing of the dataset to a queue, whose last job finishes it; does not wait."""
+    if options.on_mismatch == "fallback":
+        raise UsageError(
+            "--on-mismatch fallback starts a run again, which a detached one cannot",
+            hint="leave --detach out, or name the reference engine: --engine huggingface (or tiktoken)",
+        )
+    job = plan_job(options, watcher=watcher, work=work)
+    if done := _already_there(job.plan):
+        watcher.note(f"{job.plan.out} is already prepared")
+        return done
+    watcher.planned(job.plan, job.folder)
+    missing = {stage: job.ledger.missing(stage, count) for stage, count in job.plan.stages.items()}
+    jobs = queue.submit_all(job.ledger, missing, merge=("stoker.cli", "prepare", "merge", str(job.folder)))
+    return Submitted(url=job.plan.out, folder=job.folder, jobs=jobs)
 
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
@@ -134,8 +172,8 @@ def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Wat
     """Run what is missing of one stage; raises with the first failures if any is left."""
     missing = job.ledger.missing(stage, count)
     watcher.stage(stage, total=count, done=count - len(missing))
-    if missing:
-        launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
+    # Also where nothing is missing: what an earlier driver left running must end before the folder goes.
+    launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
     check_stage(job, stage, count)
 
 

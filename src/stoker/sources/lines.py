@@ -10,6 +10,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -45,16 +46,19 @@ def read_text_lines(source: Source, piece: Piece, reading: Reading) -> Iterator[
         yield Documents.of(list(documents.values()), list(documents), bad)
 
 
-def open_plain(source: Source) -> BinaryIO:
-    """The uncompressed bytes of a source."""
+@contextmanager
+def open_plain(source: Source) -> Iterator[BinaryIO]:
+    """The uncompressed bytes of a source. Neither decompressor closes the file it was given."""
     folder, name = split_url(source.url)
-    file = open_store(folder).open(name)
-    if source.compression == "gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=file))
-    if source.compression == "zst":
-        opened: BinaryIO = zstd_module().ZstdFile(file)
-        return opened
-    return file
+    with open_store(folder).open(name) as file:
+        if source.compression == "gz":
+            with io.BufferedReader(gzip.GzipFile(fileobj=file)) as plain:
+                yield plain
+        elif source.compression == "zst":
+            with zstd_module().ZstdFile(file) as plain:
+                yield plain
+        else:
+            yield file
 
 
 def decompression_errors() -> tuple[type[Exception], ...]:
@@ -77,7 +81,17 @@ class _Lines:
 
 
 def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Lines]:
-    """Blocks of the lines that start inside the piece."""
+    """Blocks of the lines that start inside the piece, without those over the limit."""
+    limit = reading.max_document_bytes
+    for lines in _whole_lines(source, piece, limit):
+        if len(lines.data) <= limit:
+            yield lines
+        else:
+            yield from _without_long_lines(source, lines, limit)
+
+
+def _whole_lines(source: Source, piece: Piece, limit: int) -> Iterator[_Lines]:
+    """Blocks of lines as they stand; one that does not fit memory is passed over here."""
     stop = None if source.compression else piece.stop
     with open_plain(source) as file:
         at = _first_line(file, piece.start)
@@ -102,15 +116,30 @@ def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Li
                 at, held = at + end, filled - end
             elif not count:
                 return
-            elif filled < reading.max_document_bytes:
+            elif filled <= limit:
                 held = filled
                 if filled == len(buffer):
                     buffer = buffer + bytearray(len(buffer))
             else:
                 passed = filled + _skip_line(file)
-                detail = f"a line of {passed:,} bytes; the limit is {reading.max_document_bytes:,}"
-                yield _no_lines(at, _bad(source, at, "too_long", detail))
+                yield _too_long(source, at, passed, limit)
                 at, held = at + passed, 0
+
+
+def _without_long_lines(source: Source, lines: _Lines, limit: int) -> Iterator[_Lines]:
+    newlines = np.flatnonzero(np.frombuffer(lines.data, np.uint8) == ord("\n"))
+    starts = np.concatenate([[0], newlines + 1])
+    sizes = np.concatenate([newlines, [len(lines.data)]]) - starts
+    done = 0
+    for start, size in zip(starts[sizes > limit].tolist(), sizes[sizes > limit].tolist(), strict=True):
+        yield _Lines(start=lines.start + done, data=lines.data[done:start], bad=[])
+        yield _too_long(source, lines.start + start, size, limit)
+        done = start + size + 1
+    yield _Lines(start=lines.start + done, data=lines.data[done:], bad=lines.bad)
+
+
+def _too_long(source: Source, at: int, size: int, limit: int) -> _Lines:
+    return _no_lines(at, _bad(source, at, "too_long", f"a line of {size:,} bytes; the limit is {limit:,}"))
 
 
 def _no_lines(at: int, bad: BadRecord) -> _Lines:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
 
 from stoker.errors import require
 from stoker.sources.documents import BadRecord, Documents, Piece, Reading, Source
@@ -43,19 +45,45 @@ def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Docume
     damaged: tuple[type[Exception], ...] = (tarfile.TarError, *decompression_errors())
     try:
         with open_plain(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
-            for place, member in enumerate(archive):
-                stem, _, suffix = member.name.rpartition("/")[2].partition(".")
-                if not (member.isfile() and stem and suffix in _text_suffixes(reading.field)):
-                    continue
-                content = archive.extractfile(member)
-                data = content.read(reading.max_document_bytes + 1) if content else b""
-                where = f"{source.url} member {member.name}"
-                if suffix.endswith("json"):
-                    yield _json_document(where, data, place=place, reading=reading)
-                else:
-                    yield _document(where, data, place=place, reading=reading)
+            for _, members in groupby(_text_members(archive, reading), key=lambda member: member.sample):
+                yield _member_document(source, min(members, key=lambda member: member.rank), reading)
+            # tarfile takes a cut-off archive for a short one: a whole one ends with an empty block
+            if archive.fileobj.tell() == archive.offset:
+                yield _only_bad(source.url, "truncated", "the tar is cut short between two members")
     except damaged as error:
         yield _only_bad(source.url, "truncated", f"the tar is damaged: {error}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Member:
+    """A member that may hold its sample's text; the lowest rank does."""
+
+    name: str
+    sample: str
+    rank: int
+    place: int
+    data: bytes
+
+
+def _text_members(archive: tarfile.TarFile, reading: Reading) -> Iterator[_Member]:
+    suffixes = _text_suffixes(reading.field)
+    for place, member in enumerate(archive):
+        folder, _, base = member.name.rpartition("/")
+        stem, _, suffix = base.partition(".")
+        if member.isfile() and stem and suffix in suffixes:
+            content = archive.extractfile(member)
+            yield _Member(
+                name=member.name,
+                sample=f"{folder}/{stem}",
+                rank=suffixes.index(suffix),
+                place=place,
+                data=content.read(reading.max_document_bytes + 1) if content else b"",
+            )
+
+
+def _member_document(source: Source, member: _Member, reading: Reading) -> Documents:
+    read = _json_document if member.name.endswith(".json") else _document
+    return read(f"{source.url} member {member.name}", member.data, place=member.place, reading=reading)
 
 
 def _text_suffixes(field: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from stoker.prepare.writer import Shard
 from stoker.sources.discover import check_reading, discover
 from stoker.sources.documents import Piece, Source
 from stoker.sources.read import read_piece
-from stoker.storage import is_local, join_url, local_path, new_file, open_store
+from stoker.storage import is_local, join_url, local_path, new_file, open_store, sync_folder
 
 STATISTICS_NAME = "statistics.json"
 
@@ -214,11 +214,14 @@ def finish(job: Job) -> Prepared:
             hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
         )
     manifest, blocks = _manifest(job, results)
+    if is_local(job.plan.out):
+        _publish(job, manifest)
     _check_delivered(job, manifest)
     if job.plan.family == "huggingface":
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
     manifest = write_manifest(store, manifest, blocks=blocks)
-    shutil.rmtree(job.folder, ignore_errors=True)
+    for folder in (job.folder, job.target.parent):
+        shutil.rmtree(folder, ignore_errors=True)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
 
 
@@ -241,6 +244,15 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
         made_by=f"stoker {__version__}",
     )
     return manifest, np.array([digest for shard in shards for digest in shard.blocks], np.uint64)
+
+
+def _publish(job: Job, manifest: Manifest) -> None:
+    """Move the shards to where they belong. One that is there already was moved before a crash."""
+    out = local_path(job.plan.out)
+    for file in manifest.files():
+        if (job.target / file.name).exists():
+            (job.target / file.name).rename(out / file.name)
+    sync_folder(out)
 
 
 def _check_delivered(job: Job, manifest: Manifest) -> None:

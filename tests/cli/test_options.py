@@ -9,7 +9,7 @@ import pytest
 
 import stoker as package
 from stoker.cli import stoker
-from stoker.cli.values import Size
+from stoker.cli.values import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ def test_no_arguments_to_a_verb_print_its_help(run_stoker: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("text", "wanted"),
     [
         ("1", 1),
         ("1KB", 1000),
@@ -108,11 +108,11 @@ def test_no_arguments_to_a_verb_print_its_help(run_stoker: Callable[..., Any]) -
         ("2t", 2 * 10**12),
     ],
 )
-def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
-    assert Size().convert(text, None, None) == size
+def test_a_size_is_read_as_people_write_it(text: str, wanted: int) -> None:
+    assert size(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1iB", "1 QB", "1.2.3MB"])
 def test_a_wrong_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a size"):
-        Size().convert(text, None, None)
+        size(text)

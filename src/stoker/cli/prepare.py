@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.values import size
-from stoker.errors import BadShardError
+from stoker.errors import BadShardError, UsageError
 
 if TYPE_CHECKING:
+    from stoker.cli.progress import Progress
+    from stoker.launch.slurm import SlurmArray
     from stoker.manifest import Manifest
     from stoker.prepare.plan import Options
-    from stoker.prepare.run import Launcher, Prepared
+    from stoker.prepare.run import Launcher, Prepared, Submitted
 
 
 class _DefaultToRun(click.Group):
@@ -154,11 +156,20 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
     Run the same command again after a failure or a kill: it does only what is missing.
     """
     from stoker.cli.progress import Progress
-    from stoker.prepare.run import prepare
+    from stoker.prepare.run import Prepared, prepare, submit
 
-    with Progress() as progress, _launcher(given) as launcher:
-        prepared = prepare(_options(sources, given), launcher, watcher=progress, work=given["work"])
-    _report(prepared, as_json=given["as_json"])
+    _check_slurm_options(given)
+    options = _options(sources, given)
+    with Progress() as progress:
+        if given["detach"]:
+            made = submit(options, _slurm(given, progress), watcher=progress, work=given["work"])
+        else:
+            with _launcher(given, progress) as launcher:
+                made = prepare(options, launcher, watcher=progress, work=given["work"])
+    if isinstance(made, Prepared):
+        _report(made, as_json=given["as_json"])
+    else:
+        _report_submitted(made, as_json=given["as_json"])
 
 
 @command.command()
@@ -235,14 +246,21 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-@contextmanager
-def _launcher(given: dict[str, Any]) -> Iterator[Launcher]:
-    if given["where"] == "slurm":
-        from stoker.launch.slurm import SlurmArray
+def _check_slurm_options(given: dict[str, Any]) -> None:
+    if given["where"] != "slurm" and (given["detach"] or given["sbatch"]):
+        raise UsageError("--detach and --sbatch are about Slurm", hint="add --on slurm, or leave them out")
 
-        yield SlurmArray(
-            entry=ENTRY, options=given["sbatch"], at_once=given["workers"], detach=given["detach"]
-        )
+
+def _slurm(given: dict[str, Any], progress: Progress) -> SlurmArray:
+    from stoker.launch.slurm import SlurmArray
+
+    return SlurmArray(entry=ENTRY, options=given["sbatch"], at_once=given["workers"], say=progress.note)
+
+
+@contextmanager
+def _launcher(given: dict[str, Any], progress: Progress) -> Iterator[Launcher]:
+    if given["where"] == "slurm":
+        yield _slurm(given, progress)
     elif given["where"] == "ray":
         from stoker.launch.ray import RayCluster
 
@@ -251,7 +269,8 @@ def _launcher(given: dict[str, Any]) -> Iterator[Launcher]:
     else:
         from stoker.launch.local import LocalPool, usable_cores
 
-        with LocalPool(given["workers"] or usable_cores(), entry=ENTRY) as pool:
+        workers = given["workers"] or usable_cores()
+        with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:
             yield pool
 
 
@@ -260,15 +279,38 @@ ENTRY = "stoker.prepare.tasks:run_task"
 
 def _report(prepared: Prepared, *, as_json: bool) -> None:
     statistics, manifest = prepared.statistics, prepared.manifest
-    facts = {"dataset": prepared.url, **_sizes(manifest), "statistics": statistics.to_plain()}
+    facts = {
+        "dataset": prepared.url,
+        **_sizes(manifest),
+        "stage_seconds": prepared.stage_seconds,
+        "statistics": statistics.to_plain(),
+    }
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    click.echo(_lines({k: v for k, v in facts.items() if k != "statistics"}))
+    click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
     for reason, count in sorted({**statistics.dropped, **statistics.bad}.items()):
         click.echo(
             f"{'dropped' if reason in statistics.dropped else 'skipped'}  {count:,} documents: {reason}"
         )
+
+
+def _report_submitted(submitted: Submitted, *, as_json: bool) -> None:
+    from stoker.launch.slurm import merge_log
+
+    ids = ",".join(job for jobs in submitted.jobs.values() for job in jobs)
+    facts = {
+        "dataset": submitted.url,
+        "jobs": submitted.jobs,
+        "look": f"squeue --job {ids}",
+        "work": str(submitted.folder),
+        "log": str(merge_log(submitted.folder)),
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    jobs = ", then ".join(f"{stage} {' '.join(jobs)}" for stage, jobs in submitted.jobs.items())
+    click.echo(_lines({**facts, "jobs": jobs}))
 
 
 def _sizes(manifest: Manifest) -> dict[str, Any]:

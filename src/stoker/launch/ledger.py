@@ -11,7 +11,9 @@ A marker counts only if it names this plan and every file it lists still has its
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,11 +62,37 @@ class Ledger:
         except FileNotFoundError:
             return ""
 
+    def forget_failures(self, stage: str, numbers: Sequence[int]) -> None:
+        """These are about to be tried again: what is written from now on is news."""
+        for number in numbers:
+            with suppress(FileNotFoundError):
+                self._path("failed", stage, number, "txt").unlink()
+
     def missing(self, stage: str, count: int) -> list[int]:
-        return [number for number in range(count) if self.result(stage, number) is None]
+        finished = self.finished(stage, range(count))
+        return [number for number in range(count) if number not in finished]
+
+    def finished(self, stage: str, numbers: Collection[int]) -> set[int]:
+        """Those that are done."""
+        listed = self._listed("done", stage)
+        return {number for number in listed.intersection(numbers) if self.result(stage, number) is not None}
+
+    def ended(self, stage: str, numbers: Collection[int]) -> set[int]:
+        """Those that are done or have failed."""
+        return self.finished(stage, numbers) | self._listed("failed", stage).intersection(numbers)
 
     def log(self, stage: str, number: int) -> Path:
         return self._path("logs", stage, number, "log")
+
+    def _listed(self, kind: str, stage: str) -> set[int]:
+        """The tasks that have a file of this kind. Listing makes a network filesystem look again, while
+        an open() by name may be told for half a minute that a file made elsewhere is not there."""
+        try:
+            names = os.listdir(self.folder / kind)
+        except FileNotFoundError:
+            return set()
+        found = (re.fullmatch(rf"{stage}-(\d+)\.\w+", name) for name in names)
+        return {int(match[1]) for match in found if match}
 
     def _path(self, kind: str, stage: str, number: int, suffix: str) -> Path:
         return self.folder / kind / f"{stage}-{number:05d}.{suffix}"

@@ -12,6 +12,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -26,9 +27,9 @@ _TRIES = 3  # a task that kills its worker three times over will do it a fourth 
 class LocalPool:
     """A fixed number of worker processes that outlive a stage; close() ends them."""
 
-    def __init__(self, workers: int, *, entry: str) -> None:
+    def __init__(self, workers: int, *, entry: str, preload: Sequence[str] = ()) -> None:
         self._spawn = multiprocessing.get_context("spawn")
-        self._entry = entry
+        self._entry, self._preload = entry, tuple(preload)
         self._workers: dict[Connection, SpawnProcess] = {}
         for _ in range(workers):
             self._start()
@@ -79,7 +80,7 @@ class LocalPool:
 
     def _start(self) -> Connection:
         ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=_serve, args=(theirs, self._entry), daemon=True)
+        process = self._spawn.Process(target=_serve, args=(theirs, self._entry, self._preload), daemon=True)
         process.start()
         theirs.close()
         self._workers[ours] = process
@@ -110,10 +111,13 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return cores
 
 
-def _serve(connection: Connection, entry_name: str) -> None:
+def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:
     """The worker's life: a task at a time until the driver closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     entry = load_entry(entry_name)
+    for package in preload:  # slow imports, made while the driver still plans
+        with suppress(ImportError):
+            import_module(package)
     with suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             folder, plan, stage, number = connection.recv()

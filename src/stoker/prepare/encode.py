@@ -28,7 +28,7 @@ class Encoder:
         self._engine: Engine = open_engine(plan.tokenizer.engine, tokenizer)
         exact = plan.tokenizer.engine == tokenizer.reference
         self._referee = None if exact else Referee(tokenizer, plan.tokenizer.engine)
-        self._until_check = 0
+        self._until_check = _CHECK_EVERY // 8
 
     def blocks(self, split: int, statistics: Statistics) -> Iterator[Encoded]:
         """The documents of a split that stay, encoded, block by block; what goes is counted."""

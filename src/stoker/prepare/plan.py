@@ -26,6 +26,7 @@ from stoker.prepare.spill import Marks, Ordering
 from stoker.prepare.writer import Layout
 from stoker.sources.discover import cut
 from stoker.sources.documents import MOST_BYTES, MOST_SOURCES, Piece, Reading, Source
+from stoker.storage import is_local, local_path
 
 VERSION = 1
 
@@ -185,6 +186,7 @@ def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerR
             hint="join small files, or prepare parts of the data into datasets of their own",
         )
     return Plan(
+        out=str(local_path(options.out).absolute()) if is_local(options.out) else options.out,
         sources=tuple(sources),
         splits=tuple(cut(sources, split_bytes=split_bytes)),
         tokenizer=tokenizer,
@@ -200,7 +202,7 @@ def is_straight(choices: Options | Plan) -> bool:
 
 _SHARED = (
     "reading", "curation", "format", "zstd", "shard_bytes", "shuffle", "seed", "epochs", "dedup",
-    "near_dedup", "on_error", "out",
+    "near_dedup", "on_error",
 )  # fmt: skip
 
 

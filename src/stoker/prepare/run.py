@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from stoker.prepare.writer import Shard
 from stoker.sources.discover import check_reading, discover
 from stoker.sources.documents import Piece, Source
 from stoker.sources.read import read_piece
-from stoker.storage import is_local, join_url, local_path, new_file, open_store
+from stoker.storage import is_local, join_url, local_path, new_file, open_store, sync_folder
 
 STATISTICS_NAME = "statistics.json"
 
@@ -37,12 +38,22 @@ _FAILURES_SHOWN = 3
 
 
 class Launcher(Protocol):
-    """Runs tasks somewhere. `run` returns when every task has ended, well or not; it calls `on_done`
-    from the driver's thread with each number that ended."""
+    """Runs tasks somewhere. `run` is called once a stage, in order, with the tasks that are missing
+    (maybe none). It returns when every one has ended, well or not, having called `on_done` from the
+    driver's thread with each number that ended."""
 
     def run(
         self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]
     ) -> None: ...
+
+
+class Queue(Protocol):
+    """Takes over a whole run: `submit_all` returns at once with the job ids of each stage. `merge` is a
+    Python module with its arguments, to run when every stage has ended."""
+
+    def submit_all(
+        self, ledger: Ledger, stages: Mapping[str, Sequence[int]], *, merge: Sequence[str]
+    ) -> dict[str, list[str]]: ...
 
 
 class Watcher(Protocol):
@@ -61,6 +72,16 @@ class Prepared:
     url: str
     manifest: Manifest
     statistics: Statistics
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A dataset that jobs will make: their ids by stage, and the folder they work in."""
+
+    url: str
+    folder: Path
+    jobs: dict[str, list[str]]
 
 
 def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Path | None = None) -> Prepared:
@@ -80,16 +101,39 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
     job = plan_job(options, watcher=watcher, work=work)
     if done := _already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
-        shutil.rmtree(job.folder, ignore_errors=True)
+        _clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
+    seconds = {}
     try:
         for stage, count in job.plan.stages.items():
+            started = time.monotonic()
             run_stage(job, stage, count, launcher, watcher)
+            seconds[stage] = round(time.monotonic() - started, 3)
     except EngineMismatchError:
-        shutil.rmtree(job.folder, ignore_errors=True)  # whatever runs next is another plan
+        _clean_up(job)  # whatever runs next is another plan
         raise
-    return finish(job)
+    return replace(finish(job), stage_seconds=seconds)
+
+
+def submit(
+    options: Options, queue: Queue, *, watcher: Watcher, work: Path | None = None
+) -> Submitted | Prepared:
+    """Hand what is missing of the dataset to a queue, whose last job finishes it; does not wait."""
+    if options.on_mismatch == "fallback":
+        raise UsageError(
+            "--on-mismatch fallback starts a run again, which a detached one cannot",
+            hint="leave --detach out, or name the reference engine: --engine huggingface (or tiktoken)",
+        )
+    job = plan_job(options, watcher=watcher, work=work)
+    if done := _already_there(job.plan):
+        watcher.note(f"{job.plan.out} is already prepared")
+        _clean_up(job)
+        return done
+    watcher.planned(job.plan, job.folder)
+    missing = {stage: job.ledger.missing(stage, count) for stage, count in job.plan.stages.items()}
+    jobs = queue.submit_all(job.ledger, missing, merge=("stoker.cli", "prepare", "merge", str(job.folder)))
+    return Submitted(url=job.plan.out, folder=job.folder, jobs=jobs)
 
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
@@ -134,8 +178,8 @@ def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Wat
     """Run what is missing of one stage; raises with the first failures if any is left."""
     missing = job.ledger.missing(stage, count)
     watcher.stage(stage, total=count, done=count - len(missing))
-    if missing:
-        launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
+    # Also where nothing is missing: what an earlier driver left running must end before the folder goes.
+    launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
     check_stage(job, stage, count)
 
 
@@ -176,12 +220,19 @@ def finish(job: Job) -> Prepared:
             hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
         )
     manifest, blocks = _manifest(job, results)
+    if is_local(job.plan.out):
+        _publish(job, manifest)
     _check_delivered(job, manifest)
     if job.plan.family == "huggingface":
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
     manifest = write_manifest(store, manifest, blocks=blocks)
-    shutil.rmtree(job.folder, ignore_errors=True)
+    _clean_up(job)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+
+
+def _clean_up(job: Job) -> None:
+    for folder in (job.folder, job.target.parent):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
@@ -203,6 +254,15 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
         made_by=f"stoker {__version__}",
     )
     return manifest, np.array([digest for shard in shards for digest in shard.blocks], np.uint64)
+
+
+def _publish(job: Job, manifest: Manifest) -> None:
+    """Move the shards to where they belong. One that is there already was moved before a crash."""
+    out = local_path(job.plan.out)
+    for file in manifest.files():
+        if (job.target / file.name).exists():
+            (job.target / file.name).rename(out / file.name)
+    sync_folder(out)
 
 
 def _check_delivered(job: Job, manifest: Manifest) -> None:

@@ -94,8 +94,10 @@ class Job:
 
     @property
     def target(self) -> Path:
-        """Where shards are written: in place, or beside the tasks until they are uploaded."""
-        return local_path(self.plan.out) if is_local(self.plan.out) else self.folder / "upload"
+        """Where shards are written: on the output's filesystem, but out of sight until all are there."""
+        if is_local(self.plan.out):
+            return local_path(self.plan.out).resolve() / f".stoker-{self.plan.digest[:16]}" / "shards"
+        return self.folder / "upload"
 
     def deliver(self, shards: list[Shard]) -> list[FileRecord]:
         """Upload shards bound for an object store; returns the files that stay here."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -290,6 +291,7 @@ def _own_tokens(tokenizer: Tokenizer) -> list[str]:
     return [f"a{token.content}b {token.content} c" for token in list(added)[:_OWN_TOKENS]]
 
 
+@lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
 def _huggingface(definition: str) -> Any:
     tokenizers = require("tokenizers", extra="tokens")
     try:

@@ -63,7 +63,7 @@ def _behind(name: str, lines: bool, split: str) -> list[Source]:
     if url_scheme(name) == "hf":
         return tables.hub_sources(name.removeprefix("hf://"), split)
     if is_local(name):
-        path = local_path(name)
+        path = local_path(name).absolute()  # tasks may run in another folder, or on another machine
         if path.is_dir():
             if tables.is_saved_dataset(path):
                 return tables.saved_sources(path, split)

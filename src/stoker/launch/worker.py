@@ -31,8 +31,6 @@ def load_entry(name: str) -> Entry:
 
 def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> str:
     """Run one task and log it; returns why it failed, or nothing."""
-    log = ledger.log(stage, number)
-    log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
         entry(ledger.folder, stage, number)
@@ -43,11 +41,20 @@ def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> str:
         raise
     except BaseException as error:  # a bug, or native code in panic: keep the trace, let the others run
         reason, detail = f"{type(error).__name__}: {error}", traceback.format_exc()
+    try:
+        _write_down(ledger, stage, number, reason, detail)
+    except (OSError, StokerError) as error:  # a full disk must not end the worker, nor hide the reason
+        print(f"{stage} {number}: {reason or detail}; not written down: {error}", file=sys.stderr, flush=True)
+    return reason
+
+
+def _write_down(ledger: Ledger, stage: str, number: int, reason: str, detail: str) -> None:
+    log = ledger.log(stage, number)
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {stage} {number}: {detail}\n")
     if reason:
         ledger.fail(stage, number, reason)
-    return reason
 
 
 def main(arguments: list[str] | None = None) -> int:

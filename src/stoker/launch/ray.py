@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,10 @@ from stoker.launch.worker import load_entry, run_task
 _RETRIES = 3  # after the first try, for workers and nodes that die; a task that fails is not repeated
 _CANCEL_S = 10.0
 _ANSWER_S = 5.0
-_JOIN_HINT = "check --ray-address (as HOST:6379); the cluster must run the Ray and Python versions we run"
+_JOIN_HINT = (
+    "check --ray-address (as HOST:6379); the cluster must run our versions of Ray and Python, "
+    "and if it asks for a token, set RAY_AUTH_MODE=token here"
+)
 
 LOCAL = "local"  # Ray's word for a cluster of this machine alone, started by ray.init
 
@@ -73,13 +77,16 @@ class RayCluster:
     def _join(self, address: str) -> None:
         chosen = choose_address(address)
         options = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if chosen == LOCAL:  # ours to start: it should open no port for a browser and report to nobody
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if chosen == LOCAL:
             options["include_dashboard"] = False
+            for name, value in _private_settings().items():
+                os.environ.setdefault(name, value)
         try:
             self._ray.init(chosen, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise StokerError(f"cannot join the Ray cluster {chosen}: {error}", hint=_JOIN_HINT) from error
+            raise StokerError(
+                f"cannot join the Ray cluster {chosen or 'of this machine'}: {error}", hint=_JOIN_HINT
+            ) from error
 
     def _settle(self, ended: Any, ledger: Ledger, stage: str, number: int) -> None:
         """Write down why a task could not be run; one that ran has written its own story."""
@@ -105,17 +112,24 @@ class RayCluster:
             self._ray.wait(running, num_returns=len(running), timeout=_CANCEL_S)
 
 
-def choose_address(address: str) -> str:
-    """The cluster to join: the one named, here or in RAY_ADDRESS; the one that `ray start` left a note
-    of on this machine, if it is still there; else a new one. Ray would choose the same, but it knocks
-    for a quarter of an hour on the door of a cluster that is gone."""
+def choose_address(address: str) -> str | None:
+    """The cluster to join: the one named, here or in RAY_ADDRESS; None, which means the one that `ray
+    start` left a note of on this machine, if it is still there; else a new one. Ray would choose the
+    same, but it knocks for a quarter of an hour on the door of a cluster that is gone."""
     named = address or os.environ.get("RAY_ADDRESS", "")
+    if named and not _answers(named):
+        raise StokerError(f"no Ray cluster answers at {named}", hint=_JOIN_HINT)
     if named:
-        if not _answers(named):
-            raise StokerError(f"no Ray cluster answers at {named}", hint=_JOIN_HINT)
         return named
     noted = _noted_address()
-    return noted if noted and _answers(noted) else LOCAL
+    # Not by its address: only to a cluster it found by itself does Ray show the token of this machine.
+    return None if noted and _answers(noted) else LOCAL
+
+
+def _private_settings() -> dict[str, str]:
+    """For a cluster that lives as long as we do: it reports to nobody, and its token is not kept. Left
+    to itself Ray would write one into the home folder, and from then on ask for it on every cluster."""
+    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _noted_address() -> str:

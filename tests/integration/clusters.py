@@ -1,0 +1,184 @@
+"""What the tests of launchers share: a corpus of several tasks, a filter that makes trouble on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import stoker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FILES = 5  # of 0.8 MB: each is a map task
+MARK = "and then the boiler burst"  # stands in one document, of the file that MARKED_TASK reads
+MARKED_TASK = 3
+
+# Meets the marked document only, so that one task has trouble and the others none. The paths are in the
+# source, not in the environment: what a scheduler passes on is not what these tests are about.
+_FILTER = """\
+import os, signal, time
+from pathlib import Path
+
+MARK, FLAG, STARTED = {mark!r}, Path({flag!r}), Path({started!r})
+
+def fail(text):
+    if MARK in text and FLAG.exists():
+        raise RuntimeError("the flag is up")
+    return True
+
+def block(text):
+    if MARK in text:
+        STARTED.write_text(str(os.getpid()))
+        while FLAG.exists():
+            time.sleep(0.02)
+    return True
+
+def die_once(text):
+    if MARK in text and FLAG.exists():
+        FLAG.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A folder with a corpus, a tokenizer and a filter; runs `stoker prepare` on them."""
+
+    folder: Path
+
+    @property
+    def flag(self) -> Path:
+        """While this file exists, the filter makes trouble."""
+        return self.folder / "flag"
+
+    @property
+    def started(self) -> Path:
+        """Holds the process id of the task that blocks."""
+        return self.folder / "started"
+
+    def command(self, out: str, *options: str) -> list[str]:
+        fixed = ["--tokenizer", "tokenizer.json", "--shard-size", "1MiB", "--out", out]
+        return [sys.executable, "-m", "stoker.cli", "prepare", "corpus", *fixed, *options]
+
+    def environment(self, outer: dict[str, str]) -> dict[str, str]:
+        source = Path(stoker.__file__).parents[1]
+        return {**outer, "PYTHONPATH": f"{source}{os.pathsep}{self.folder}"}
+
+    def run(
+        self, out: str, *options: str, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(out, *options),
+            cwd=self.folder,
+            env=self.environment(environment or dict(os.environ)),
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+
+    @contextmanager
+    def started_run(
+        self, out: str, *options: str, environment: dict[str, str]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """The same without waiting; what it says goes to `OUT.err`. Killed if still there at the end."""
+        with (self.folder / f"{out}.err").open("wb") as said:
+            process = subprocess.Popen(
+                self.command(out, *options),
+                cwd=self.folder,
+                env=self.environment(environment),
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def said(self, out: str) -> str:
+        return (self.folder / f"{out}.err").read_text()
+
+    def done(self, out: str) -> int:
+        """How many map tasks are done."""
+        return len(list((self.folder / out).glob(".stoker-*/done/map-*.json")))
+
+    def dataset(self, out: str) -> dict[str, bytes]:
+        """The files that a reader of the dataset sees."""
+        return {path.name: path.read_bytes() for path in (self.folder / out).iterdir() if path.name[0] != "."}
+
+    def made_here(self, *options: str) -> dict[str, bytes]:
+        """The same dataset, made by processes of this machine."""
+        done = self.run("reference", *options)
+        assert done.returncode == 0, done.stderr
+        return self.dataset("reference")
+
+
+def make_bench(folder: Path) -> Bench:
+    """Write corpus, tokenizer and filter."""
+    bench = Bench(folder=folder)
+    texts = _texts(random.Random(0))
+    for number in range(FILES):
+        path = folder / "corpus" / f"part-{number}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w") as file:
+            if number == MARKED_TASK:
+                file.write(json.dumps({"text": MARK}) + "\n")
+            while file.tell() < 800_000:
+                file.write(json.dumps({"text": next(texts)}) + "\n")
+    _train(folder / "tokenizer.json")
+    source = _FILTER.format(mark=MARK, flag=str(bench.flag), started=str(bench.started))
+    (folder / "trouble.py").write_text(source)
+    return bench
+
+
+def require_binary(name: str) -> str:
+    """The path of a program; without it the test skips, or fails where everything is promised."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+    if found is None:
+        if os.environ.get("STOKER_REQUIRE_ALL") == "1":
+            pytest.fail(f"{name} is not installed, and STOKER_REQUIRE_ALL=1")
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 30.0) -> None:
+    """Return once the condition holds; fail the test if it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
+        time.sleep(0.05)
+
+
+def _texts(chance: random.Random) -> Iterator[str]:
+    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(3000)]
+    while True:
+        yield " ".join(chance.choices(words, k=120))
+
+
+def _train(path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([MARK, "a stoker feeds the fire of an engine"] * 50, trainer)
+    tokenizer.save(str(path))

@@ -80,10 +80,13 @@ class Bench:
     def run(
         self, out: str, *options: str, environment: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
+        return self.run_python(*self.command(out, *options)[1:], environment=environment or dict(os.environ))
+
+    def run_python(self, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(out, *options),
+            [sys.executable, *arguments],
             cwd=self.folder,
-            env=self.environment(environment or dict(os.environ)),
+            env=self.environment(environment),
             capture_output=True,
             text=True,
             timeout=50,

@@ -106,6 +106,21 @@ def test_ctrl_c_leaves_no_task_running_and_the_same_command_goes_on(
     assert "were done before" in done.stderr
 
 
+def test_a_work_folder_that_a_node_does_not_see_is_named(
+    bench: Bench, address: str, environment: dict[str, str]
+) -> None:
+    program = f"""
+from pathlib import Path
+from stoker.launch.ledger import Ledger
+from stoker.launch.ray import RayCluster
+with RayCluster(entry="stoker.prepare.tasks:run_task", address={address!r}) as cluster:
+    cluster.run(Ledger(folder=Path("/not/mounted/here"), plan="0"), "map", [0], print)
+"""
+    done = bench.run_python("-c", program, environment=environment)
+    assert "StokerError: the Ray node" in done.stderr
+    assert "does not see /not/mounted/here\nhint: name a folder that every node mounts" in done.stderr
+
+
 def test_without_a_cluster_one_is_started_and_ended(bench: Bench, environment: dict[str, str]) -> None:
     alone = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
     alone |= {"RAY_TMPDIR": tempfile.mkdtemp(prefix="ray-"), "HOME": str(bench.folder / "home")}

@@ -34,7 +34,7 @@ LOCAL = "local"  # Ray's word for a cluster of this machine alone, started by ra
 
 
 class RayCluster:
-    """A connection to a Ray cluster; close() takes back what is under way and leaves the cluster."""
+    """A connection to a Ray cluster; close() leaves it, which ends what is under way."""
 
     def __init__(self, *, entry: str, address: str = "", at_once: int = 0) -> None:
         self._entry, self._at_once = entry, at_once
@@ -59,7 +59,7 @@ class RayCluster:
                     self._settle(ended, ledger, stage, running[ended])
                     on_done(running.pop(ended))
         finally:
-            self._cancel(list(running))
+            self._take_back(list(running))
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends with it."""
@@ -83,7 +83,7 @@ class RayCluster:
                 os.environ.setdefault(name, value)
         try:
             self._ray.init(chosen, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
             raise StokerError(
                 f"cannot join the Ray cluster {chosen or 'of this machine'}: {error}", hint=_JOIN_HINT
             ) from error
@@ -93,10 +93,7 @@ class RayCluster:
         try:
             stranger = self._ray.get(ended)
         except self._ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
-            ledger.fail(
-                stage, number, f"Ray gave up after {_RETRIES + 1} tries: {type(error).__name__}: {reason}"
-            )
+            ledger.fail(stage, number, f"Ray could not run it: {self._reason(error)}")
             return
         if stranger:
             raise StokerError(
@@ -104,11 +101,19 @@ class RayCluster:
                 hint="name a folder that every node mounts under the same path with --work",
             )
 
-    def _cancel(self, running: list[Any]) -> None:
-        """Nothing may go on writing once we are gone."""
-        for each in running:
-            self._ray.cancel(each, force=True)
-        if running:
+    def _reason(self, error: Exception) -> str:
+        """Ray's sentence comes first, unless an error of the worker's own ends a printed trace."""
+        lines = str(error).strip().splitlines() or [""]
+        own = isinstance(error, self._ray.exceptions.RayTaskError)
+        return f"{type(error).__name__}: {lines[-1 if own else 0]}"
+
+    def _take_back(self, running: list[Any]) -> None:
+        """Nothing may go on writing once we are gone. Leaving the cluster ends our workers, so cancelling
+        is for a connection that stays; and never by force, which aborts the whole process when a task
+        ends at that moment (seen with Ray 2.60: "Tried to complete task that was not pending")."""
+        if self._joined_before and running:
+            for each in running:
+                self._ray.cancel(each)
             self._ray.wait(running, num_returns=len(running), timeout=_CANCEL_S)
 
 

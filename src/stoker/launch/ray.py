@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.errors import StokerError, require
+from stoker.errors import StokerError, TaskError, require
 from stoker.launch.ledger import Ledger
 from stoker.launch.worker import load_entry, run_task
 
@@ -86,10 +86,8 @@ class RayCluster:
         try:
             stranger = self._ray.get(ended)
         except self._ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
-            ledger.fail(
-                stage, number, f"Ray gave up after {_RETRIES + 1} tries: {type(error).__name__}: {reason}"
-            )
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            ledger.fail(stage, number, TaskError(f"Ray gave up after {_RETRIES + 1} tries: {reason}"))
             return
         if stranger:
             raise StokerError(

@@ -172,15 +172,12 @@ def corpus(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def large_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of several megabytes: large enough that a plan has several map tasks and shards."""
+    """A folder of 14 MB: large enough that a plan has several map tasks and shards."""
     folder = tmp_path_factory.mktemp("large")
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    texts = list(
-        dict.fromkeys(text for path in sources for text in _paragraphs(path.read_text("utf-8"), 3000))
-    )
-    half = len(texts) // 2
-    write_jsonl(folder / "a.jsonl", texts[:half])
-    write_jsonl(folder / "b.jsonl", texts[half:])
+    texts = [text for path in sources for text in _paragraphs(path.read_text("utf-8"), 3000)]
+    for name in "abc":
+        write_jsonl(folder / f"{name}.jsonl", list(dict.fromkeys(f"# {name}\n{text}" for text in texts)))
     return folder
 
 
@@ -266,19 +263,38 @@ def watcher() -> Notes:
     return Notes()
 
 
+def prepare_inline(
+    *sources: Path | str,
+    launcher: Any = None,  # any launcher
+    watcher: Notes | None = None,
+    work: Path | None = None,
+    **given: Any,
+) -> Prepared:
+    options = Options(sources=tuple(map(str, sources)), **{k: _plain(v) for k, v in given.items()})
+    return prepare(options, launcher or Inline(), watcher=watcher or Notes(), work=work)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
 @pytest.fixture
 def make(tokenizer_path: Path, watcher: Notes, tmp_path: Path) -> Callable[..., Prepared]:
     """Prepare sources in this process: `make(path, ..., out=..., any option of Options)`."""
 
-    def run(
-        *sources: Path | str, launcher: Inline | None = None, work: Path | None = None, **given: Any
-    ) -> Prepared:
-        given.setdefault("out", str(tmp_path / "out"))
-        given.setdefault("tokenizer", str(tokenizer_path))
-        options = Options(sources=tuple(map(str, sources)), **{**given, "out": str(given["out"])})
-        return prepare(options, launcher or Inline(), watcher=watcher, work=work)
+    def run(*sources: Path | str, **given: Any) -> Prepared:
+        defaults = {"out": tmp_path / "out", "tokenizer": tokenizer_path, "watcher": watcher}
+        return prepare_inline(*sources, **{**defaults, **given})
 
     return run
+
+
+@pytest.fixture(scope="session")
+def large_dataset(large_corpus: Path, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The large corpus prepared undisturbed into shards of 1 MiB; read it, do not change it."""
+    out = tmp_path_factory.mktemp("prepared") / "large"
+    prepare_inline(large_corpus, out=out, tokenizer=tokenizer_path, shard_bytes=1 << 20)
+    return out
 
 
 @dataclass(frozen=True)
@@ -292,8 +308,8 @@ class Ran:
 
 def stoker_environ(**extra: str) -> dict[str, str]:
     """An environment in which a child imports the stoker that this process tests."""
-    paths = [str(Path(stoker.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **extra}
+    paths = [str(Path(stoker.__file__).parents[1]), extra.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+    return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @pytest.fixture(scope="session", name="stoker_environ")

@@ -40,7 +40,9 @@ def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> StokerErr
         failure, detail = None, f"done in {time.monotonic() - started:.2f} s"
     except StokerError as error:
         failure, detail = error, str(error)
-    except Exception as error:  # a bug or a foreign library: keep the trace, let the other tasks run
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a bug, or native code in panic: keep the trace, let the others run
         failure = TaskError(f"{type(error).__name__}: {error}", hint=f"the trace is in {log}")
         detail = traceback.format_exc()
     with log.open("a", encoding="utf-8") as file:

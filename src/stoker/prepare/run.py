@@ -102,13 +102,18 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
     job = plan_job(options, watcher=watcher, work=work)
     if done := _already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
+        _clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
     seconds = {}
-    for stage, count in job.plan.stages.items():
-        started = time.monotonic()
-        run_stage(job, stage, count, launcher, watcher)
-        seconds[stage] = round(time.monotonic() - started, 3)
+    try:
+        for stage, count in job.plan.stages.items():
+            started = time.monotonic()
+            run_stage(job, stage, count, launcher, watcher)
+            seconds[stage] = round(time.monotonic() - started, 3)
+    except EngineMismatchError:
+        _clean_up(job)  # whatever runs next is another plan
+        raise
     return replace(finish(job), stage_seconds=seconds)
 
 
@@ -124,6 +129,7 @@ def submit(
     job = plan_job(options, watcher=watcher, work=work)
     if done := _already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
+        _clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
     missing = {stage: job.ledger.missing(stage, count) for stage, count in job.plan.stages.items()}
@@ -222,9 +228,13 @@ def finish(job: Job) -> Prepared:
     if job.plan.family == "huggingface":
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
     manifest = write_manifest(store, manifest, blocks=blocks)
+    _clean_up(job)
+    return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+
+
+def _clean_up(job: Job) -> None:
     for folder in (job.folder, job.target.parent):
         shutil.rmtree(folder, ignore_errors=True)
-    return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
 
 
 def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:

@@ -9,7 +9,8 @@ on a sample of documents while it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -100,6 +101,10 @@ def load_tokenizer(name: str) -> Tokenizer:
     try:
         definition = path.read_text("utf-8")
         reference = _huggingface(definition)
+    except UnicodeDecodeError as error:
+        raise TokenizerError(
+            f"{path} is not text: {error}", hint="give the path of a tokenizer.json"
+        ) from error
     except OSError as error:
         raise TokenizerError(
             f"no tokenizer at {path}: {error.strerror}",
@@ -147,15 +152,20 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Engine:
         "huggingface": _HuggingFace,
         "tiktoken": _Tiktoken,
     }
-    try:
+    with _panics_named(name, tokenizer):
         return makers[name](tokenizer)
-    except (MissingPackageError, TokenizerError):
+
+
+@contextmanager
+def _panics_named(engine: str, tokenizer: Tokenizer) -> Iterator[None]:
+    """Native engines panic with their own kinds, which are no Exceptions, on what they do not know."""
+    try:
+        yield
+    except (MissingPackageError, TokenizerError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # native engines panic with their own kinds on what they do not know
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
+    except BaseException as error:
         raise TokenizerError(
-            f"{name} cannot run {tokenizer.name}: {error}", hint="choose another with --engine"
+            f"{engine} cannot run {tokenizer.name}: {error}", hint="choose another with --engine"
         ) from error
 
 
@@ -189,7 +199,9 @@ def verify(name: str, tokenizer: Tokenizer, documents: Sequence[str]) -> None:
     if name != tokenizer.reference:
         texts = Texts.of([*EDGE_STRINGS, *_own_tokens(tokenizer), *documents])
         where = ["an edge string"] * (len(texts) - len(documents)) + ["a first document"] * len(documents)
-        Referee(tokenizer, name).check(texts, *engine.encode(texts), where)
+        with _panics_named(name, tokenizer):
+            ids, offsets = engine.encode(texts)
+        Referee(tokenizer, name).check(texts, ids, offsets, where)
 
 
 class Referee:

@@ -90,9 +90,9 @@ def join_url(base: str | Path, path: str) -> str:
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that appears under its name only when the block ends well, synced to disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
             yield file
             file.flush()
@@ -291,4 +291,6 @@ def _storage_error(error: OSError, verb: str, path: Path | str) -> StorageError:
         errno.EROFS: "the filesystem is mounted read-only: choose another folder",
     }
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return StorageError(f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above"))
+    return StorageError(
+        f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above")
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -14,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 import stoker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FILES = 5  # of 0.8 MB: each is a map task
+FILES = 5  # each of FILE_BYTES, which is enough to be a map task of its own
+FILE_BYTES = 3_200_000
 MARK = "and then the boiler burst"  # stands in one document, of the file that MARKED_TASK reads
 MARKED_TASK = 3
 
@@ -55,9 +53,11 @@ def die_once(text):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A folder with a corpus, a tokenizer and a filter; runs `stoker prepare` on them."""
+    """A folder to work in; runs `stoker prepare` there."""
 
     folder: Path
+    corpus: Path
+    tokenizer: Path
 
     @property
     def flag(self) -> Path:
@@ -70,8 +70,8 @@ class Bench:
         return self.folder / "started"
 
     def command(self, out: str, *options: str) -> list[str]:
-        fixed = ["--tokenizer", "tokenizer.json", "--shard-size", "1MiB", "--out", out]
-        return [sys.executable, "-m", "stoker.cli", "prepare", "corpus", *fixed, *options]
+        fixed = ["--tokenizer", str(self.tokenizer), "--shard-size", "4MiB", "--out", out]
+        return [sys.executable, "-m", "stoker.cli", "prepare", str(self.corpus), *fixed, *options]
 
     def environment(self, outer: dict[str, str]) -> dict[str, str]:
         source = Path(stoker.__file__).parents[1]
@@ -129,32 +129,24 @@ class Bench:
         return self.dataset("reference")
 
 
-def make_bench(folder: Path) -> Bench:
-    """Write corpus, tokenizer and filter."""
-    bench = Bench(folder=folder)
-    texts = _texts(random.Random(0))
+def write_corpus(folder: Path) -> Path:
+    """Documents that are all different, one of them marked."""
+    chance = random.Random(0)
+    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(3000)]
     for number in range(FILES):
-        path = folder / "corpus" / f"part-{number}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("w") as file:
-            if number == MARKED_TASK:
-                file.write(json.dumps({"text": MARK}) + "\n")
-            while file.tell() < 800_000:
-                file.write(json.dumps({"text": next(texts)}) + "\n")
-    _train(folder / "tokenizer.json")
+        with (folder / f"part-{number}.jsonl").open("w") as file:
+            file.write(json.dumps({"text": MARK if number == MARKED_TASK else "no mark"}) + "\n")
+            while file.tell() < FILE_BYTES:
+                file.write(json.dumps({"text": " ".join(chance.choices(words, k=500))}) + "\n")
+    return folder
+
+
+def make_bench(folder: Path, *, corpus: Path, tokenizer: Path) -> Bench:
+    """Write the filter."""
+    bench = Bench(folder=folder, corpus=corpus, tokenizer=tokenizer)
     source = _FILTER.format(mark=MARK, flag=str(bench.flag), started=str(bench.started))
     (folder / "trouble.py").write_text(source)
     return bench
-
-
-def require_binary(name: str) -> str:
-    """The path of a program; without it the test skips, or fails where everything is promised."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
-    if found is None:
-        if os.environ.get("STOKER_REQUIRE_ALL") == "1":
-            pytest.fail(f"{name} is not installed, and STOKER_REQUIRE_ALL=1")
-        pytest.skip(f"{name} is not installed")
-    return found
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 30.0) -> None:
@@ -163,25 +155,3 @@ def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 30.
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
         time.sleep(0.05)
-
-
-def _texts(chance: random.Random) -> Iterator[str]:
-    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(3000)]
-    while True:
-        yield " ".join(chance.choices(words, k=120))
-
-
-def _train(path: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([MARK, "a stoker feeds the fire of an engine"] * 50, trainer)
-    tokenizer.save(str(path))

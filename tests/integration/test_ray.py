@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import FILES, MARKED_TASK, Bench, make_bench, wait_until
+from clusters import FILES, MARKED_TASK, Bench, make_bench, wait_until, write_corpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
+def environment(require_binary: Callable[[str], str]) -> Iterator[dict[str, str]]:
     """A folder in which no cluster of this machine has left a note (not pytest's: sockets allow no long
     path), and a token, so that nobody else joins the cluster."""
+    require_binary("ray")
     folder = tempfile.mkdtemp(prefix="ray-")
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -61,9 +62,14 @@ def address(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         head.wait(timeout=20)
 
 
+@pytest.fixture(scope="module")
+def cluster_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return make_bench(tmp_path)
+def bench(tmp_path: Path, cluster_corpus: Path, tokenizer_path: Path) -> Bench:
+    return make_bench(tmp_path, corpus=cluster_corpus, tokenizer=tokenizer_path)
 
 
 def test_a_task_whose_worker_is_killed_is_retried_and_the_dataset_is_the_one_made_here(

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.errors import StokerError, require
+from stoker.errors import StokerError, TaskError, require
 from stoker.launch.ledger import Ledger
 from stoker.launch.worker import load_entry, run_task
 
@@ -93,7 +93,7 @@ class RayCluster:
         try:
             stranger = self._ray.get(ended)
         except self._ray.exceptions.RayError as error:
-            ledger.fail(stage, number, f"Ray could not run it: {self._reason(error)}")
+            ledger.fail(stage, number, TaskError(f"Ray could not run it: {self._reason(error)}"))
             return
         if stranger:
             raise StokerError(

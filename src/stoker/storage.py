@@ -106,6 +106,15 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+@contextmanager
+def named_errors(verb: str, path: Path | str) -> Iterator[None]:
+    """Raise what the filesystem refuses as a StorageError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise _storage_error(error, verb, error.filename or path) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -31,8 +31,6 @@ def load_entry(name: str) -> Entry:
 
 def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> StokerError | None:
     """Run one task and log it; returns why it failed, or nothing."""
-    log = ledger.log(stage, number)
-    log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     failure: StokerError | None
     try:
@@ -43,13 +41,23 @@ def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> StokerErr
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a bug, or native code in panic: keep the trace, let the others run
-        failure = TaskError(f"{type(error).__name__}: {error}", hint=f"the trace is in {log}")
-        detail = traceback.format_exc()
+        where = f"the trace is in {ledger.log(stage, number)}"
+        failure, detail = TaskError(f"{type(error).__name__}: {error}", hint=where), traceback.format_exc()
+    try:
+        _write_down(ledger, stage, number, failure, detail)
+    except (OSError, StokerError) as error:  # a full disk must not end the worker, nor hide the reason
+        told = f"{stage} {number}: {failure or detail}; not written down: {error}"
+        print(told, file=sys.stderr, flush=True)
+    return failure
+
+
+def _write_down(ledger: Ledger, stage: str, number: int, failure: StokerError | None, detail: str) -> None:
+    log = ledger.log(stage, number)
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {stage} {number}: {detail}\n")
     if failure:
         ledger.fail(stage, number, failure)
-    return failure
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -33,6 +33,7 @@ from stoker.prepare.shuffle import (
     sorted_by_key,
 )
 from stoker.prepare.tokens import Encoded
+from stoker.storage import named_errors
 
 # Tokens and text held before a run is written. Larger runs mean fewer, longer reads in pass two.
 RUN_BYTES = 64 << 20
@@ -208,13 +209,15 @@ class _ScratchFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-        self._file: BinaryIO = self._temporary.open("xb", buffering=0)
+        with named_errors("write", path):
+            self._file: BinaryIO = self._temporary.open("xb", buffering=0)
         self._hash, self._bytes = xxhash.xxh3_64(), 0
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+        with named_errors("write", self._path):
+            while view:
+                view = view[self._file.write(view) :]
         self._hash.update(data)
         self._bytes += len(data)
 

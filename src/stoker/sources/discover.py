@@ -11,7 +11,16 @@ from pathlib import Path
 from stoker.errors import BadInputError, UsageError
 from stoker.sources import tables
 from stoker.sources.documents import Piece, Source
-from stoker.storage import Entry, is_local, join_url, local_path, open_store, split_url, url_scheme
+from stoker.storage import (
+    Entry,
+    is_local,
+    join_url,
+    local_path,
+    named_errors,
+    open_store,
+    split_url,
+    url_scheme,
+)
 
 _KINDS = {
     ".jsonl": "jsonl",
@@ -33,7 +42,8 @@ def discover(names: Sequence[str], *, lines: bool = False, split: str = "train")
     """Every source behind these names, each once, in the order of the names and then of the paths."""
     sources: dict[tuple[str, str], Source] = {}
     for name in names:
-        found = _behind(name, lines, split)
+        with named_errors("read", name):
+            found = _behind(name, lines, split)
         if not found:
             raise BadInputError(f"{name} holds nothing to read", hint=f"it may hold {_readable()} files")
         sources.update({(source.url, source.part): source for source in found})
@@ -64,11 +74,11 @@ def _behind(name: str, lines: bool, split: str) -> list[Source]:
         return tables.hub_sources(name.removeprefix("hf://"), split)
     if is_local(name):
         path = local_path(name).absolute()  # tasks may run in another folder, or on another machine
-        if path.is_dir():
+        if _is_there(path) and path.is_dir():
             if tables.is_saved_dataset(path):
                 return tables.saved_sources(path, split)
             return _sources(str(path), list(open_store(path).list()), lines)
-        if path.exists():
+        if _is_there(path):
             return _sources(*_one_file(str(path)), lines, named=True)
         if _GLOB_MARKS & set(str(path)):
             matches = sorted(glob.glob(str(path), recursive=True))
@@ -80,6 +90,15 @@ def _behind(name: str, lines: bool, split: str) -> list[Source]:
             ]
         raise BadInputError(f"{name} does not exist", hint="check the path, and quote globs with **")
     return _remote(name, lines)
+
+
+def _is_there(path: Path) -> bool:
+    """Unlike Path.exists, this tells a missing file from one behind a closed folder."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _remote(name: str, lines: bool) -> list[Source]:

@@ -182,6 +182,7 @@ def test_a_large_corpus_has_several_tasks_of_every_stage(inline: Any, make: Make
     assert min(counts[stage] for stage in ("map", "match", "write")) >= 3
 
 
+@pytest.mark.integration
 def test_any_number_of_worker_processes_gives_the_same_bytes(
     run_stoker: Any,
     make: Make,

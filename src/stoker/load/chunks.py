@@ -1,0 +1,128 @@
+"""The chunks in use: loaded by reading threads, held until others need the room.
+
+One thread (the one that assembles batches) asks for chunks; reading threads fill them. Each chunk has a
+slot, so that fixed-size chunks share one arena and a batch is gathered from it in one call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.formats.zstd import SeekableReader
+from stoker.load.engines import Bytes
+from stoker.load.layout import Layout, Piece
+from stoker.load.reader import ShardReader, open_zstd
+
+Key = tuple[int, int, int]  # dataset, first sample, stop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """A loaded chunk: its bytes, where its pieces came from, and which stretches are damaged."""
+
+    slot: int
+    data: Bytes
+    pieces: Sequence[Piece]
+    damaged: Sequence[tuple[int, int]]
+
+
+class ChunkCache:
+    """Holds up to `slots` chunks; the least recently used makes room."""
+
+    def __init__(
+        self, load: Callable[[Key, int], Chunk], *, slots: int, threads: Executor | None = None
+    ) -> None:
+        self._load, self._threads = load, threads
+        self._free = list(range(slots - 1, -1, -1))
+        self._held: OrderedDict[Key, tuple[int, Future[Chunk]]] = OrderedDict()
+        self.slots = slots
+        self.loads = 0
+
+    def hold(self, keys: Sequence[Key]) -> list[Chunk]:
+        """These chunks, loaded; none of them makes room for another."""
+        self.prefetch(keys, keep=keys)
+        return [self._result(key) for key in keys]
+
+    def prefetch(self, keys: Sequence[Key], *, keep: Sequence[Key]) -> None:
+        """Start loading what is missing, as far as there is room beside the chunks to keep."""
+        needed = {*keys, *keep}
+        for key in keys:
+            if key in self._held:
+                self._held.move_to_end(key)
+            elif (slot := self._room(needed)) is not None:
+                self._held[key] = (slot, self._start(key, slot))
+                self.loads += 1
+
+    def _start(self, key: Key, slot: int) -> Future[Chunk]:
+        if self._threads:
+            return self._threads.submit(self._load, key, slot)
+        done: Future[Chunk] = Future()
+        try:
+            done.set_result(self._load(key, slot))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+    def _result(self, key: Key) -> Chunk:
+        try:
+            return self._held[key][1].result()
+        except BaseException:
+            self._drop(key)
+            raise
+
+    def _room(self, needed: set[Key]) -> int | None:
+        if self._free:
+            return self._free.pop()
+        for key, (_, future) in self._held.items():
+            if key not in needed and future.done():
+                self._drop(key)
+                return self._free.pop()
+        # only chunks still being read ahead are left: the first of them makes room when it is there
+        for key in self._held:
+            if key not in needed:
+                self._held[key][1].exception()
+                self._drop(key)
+                return self._free.pop()
+        return None
+
+    def _drop(self, key: Key) -> None:
+        slot, _ = self._held.pop(key)
+        self._free.append(slot)
+
+
+class ChunkLoader:
+    """Reads the pieces of a chunk into a buffer. Called from reading threads."""
+
+    def __init__(self, layout: Layout, reader: ShardReader) -> None:
+        self._layout, self._reader = layout, reader
+
+    def load(self, key: Key, slot: int, room: Bytes | None) -> Chunk:
+        """Read a chunk into `room`, or into memory of its own."""
+        _, first, stop = key
+        pieces = self._layout.pieces(first, stop)
+        end = max(piece.at + piece.stop - piece.start for piece in pieces)
+        data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room
+        damaged: list[tuple[int, int]] = []
+        for piece in pieces:
+            damaged += self._read(piece, data[piece.at : piece.at + piece.stop - piece.start])
+        return Chunk(slot=slot, data=data, pieces=pieces, damaged=damaged)
+
+    def _read(self, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
+        name = piece.file.name
+        if not name.endswith(".zst"):
+            parts = self._reader.read(name, piece.start, out)
+            return [(piece.at + start, piece.at + stop) for start, stop in parts]
+        return self._read_zstd(open_zstd(self._reader, name, piece.file.bytes), piece, out)
+
+    def _read_zstd(self, plain: SeekableReader, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
+        plain.seek(piece.start)
+        view: Any = out.data
+        while len(view) and (got := plain.readinto(view)):
+            view = view[got:]
+        return []

@@ -102,7 +102,7 @@ class WindowAssembler:
         rows = np.arange(len(draw))
         if any(chunk.damaged for chunk in held):
             rows = self._whole_rows(draw, held, chunk_of)
-        datasets = np.unique(draw.dataset).tolist()
+        datasets = np.unique(draw.dataset).tolist() if len(self._layouts) > 1 else [0]
         for which in datasets:
             if len(datasets) == 1:
                 tokens[...] = self._gather(which, draw, slots, rows)

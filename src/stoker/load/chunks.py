@@ -33,67 +33,68 @@ class Chunk:
 
 
 class ChunkCache:
-    """Holds up to `slots` chunks; the least recently used makes room."""
+    """Holds up to `slots` chunks; the least recently used makes room. Used by one thread."""
 
     def __init__(
         self, load: Callable[[Key, int], Chunk], *, slots: int, threads: Executor | None = None
     ) -> None:
         self._load, self._threads = load, threads
         self._free = list(range(slots - 1, -1, -1))
-        self._held: OrderedDict[Key, tuple[int, Future[Chunk]]] = OrderedDict()
+        self._held: OrderedDict[Key, Chunk | _Loading] = OrderedDict()
         self.slots = slots
         self.loads = 0
 
-    def hold(self, keys: Sequence[Key]) -> list[Chunk]:
-        """These chunks, loaded; none of them makes room for another."""
-        self.prefetch(keys, keep=keys)
-        return [self._result(key) for key in keys]
-
     def prefetch(self, keys: Sequence[Key], *, keep: Sequence[Key]) -> None:
         """Start loading what is missing, as far as there is room beside the chunks to keep."""
+        missing = [key for key in keys if key not in self._held]
+        if not missing:
+            return
         needed = {*keys, *keep}
-        for key in keys:
-            if key in self._held:
-                self._held.move_to_end(key)
-            elif (slot := self._room(needed)) is not None:
-                self._held[key] = (slot, self._start(key, slot))
-                self.loads += 1
+        for key in missing:
+            if key in self._held or (slot := self._room(needed)) is None:
+                continue
+            self.loads += 1
+            if self._threads is None:
+                self._held[key] = self._load(key, slot)
+            else:
+                self._held[key] = _Loading(slot=slot, future=self._threads.submit(self._load, key, slot))
 
-    def _start(self, key: Key, slot: int) -> Future[Chunk]:
-        if self._threads:
-            return self._threads.submit(self._load, key, slot)
-        done: Future[Chunk] = Future()
-        try:
-            done.set_result(self._load(key, slot))
-        except BaseException as error:
-            done.set_exception(error)
-        return done
+    def hold(self, keys: Sequence[Key]) -> list[Chunk]:
+        """These chunks, loaded; none of them makes room for another."""
+        self.prefetch(keys, keep=())
+        return [self._wait_for(key) for key in keys]
 
-    def _result(self, key: Key) -> Chunk:
-        try:
-            return self._held[key][1].result()
-        except BaseException:
-            self._drop(key)
-            raise
+    def _wait_for(self, key: Key) -> Chunk:
+        held = self._held.pop(key)  # and put back at the end: it is the latest used
+        if isinstance(held, _Loading):
+            try:
+                held = held.future.result()
+            except BaseException:
+                self._free.append(held.slot)
+                raise
+        self._held[key] = held
+        return held
 
     def _room(self, needed: set[Key]) -> int | None:
         if self._free:
             return self._free.pop()
-        for key, (_, future) in self._held.items():
-            if key not in needed and future.done():
-                self._drop(key)
-                return self._free.pop()
-        # only chunks still being read ahead are left: the first of them makes room when it is there
-        for key in self._held:
-            if key not in needed:
-                self._held[key][1].exception()
-                self._drop(key)
-                return self._free.pop()
-        return None
+        others = [key for key in self._held if key not in needed]
+        if not others:
+            return None
+        # a chunk still being read cannot be given away: prefer one that is not, or wait for it
+        ready = (key for key in others if isinstance(self._held[key], Chunk))
+        held = self._held.pop(next(ready, others[0]))
+        if isinstance(held, _Loading):
+            held.future.exception()
+        return held.slot
 
-    def _drop(self, key: Key) -> None:
-        slot, _ = self._held.pop(key)
-        self._free.append(slot)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loading:
+    """A chunk on its way."""
+
+    slot: int
+    future: Future[Chunk]
 
 
 class ChunkLoader:

@@ -33,6 +33,9 @@ STATE_VERSION = 1
 _MOST_READERS = 16  # page-cache reads reached 64 GB/s with 16 threads on the H200 machine
 
 
+_NO_GROUP = Group(batches=(), after=())
+
+
 class Pipeline(Protocol):
     """Hands over groups; the consumer calls both from one thread."""
 
@@ -69,33 +72,35 @@ class Loader:
         self._datasets = [self._open(source, files) for source in sources]
         self._weights = tuple(weights) or (1.0,) * len(sources)
         self._lanes = self.options.lanes or lanes_for(self.options.world.size)
-        self._cursor, self._resumed = Cursor(), False
+        self._begin, self._resumed = Cursor(), False
         self._delivered = 0
         self._finish = _finisher(self.options.output)
         self._pipeline: Pipeline | None = None
         self._close_pipeline: weakref.finalize[Any, Any] | None = None
-        self._expected = Cursor()
-        self._group: Iterator[tuple[Batch, Cursor]] = iter(())
+        self._group, self._given = _NO_GROUP, 0
         self._build()
 
     def __iter__(self) -> Iterator[Batch]:
         if self.options.shuffle == "off" and not self._resumed:
-            self._cursor = Cursor(epoch=self._cursor.epoch)
+            self._go_to(Cursor(epoch=self.epoch))
         self._resumed = False
-        delivered = 0
+        some = False
         while True:
-            found = self._next(may_end=delivered > 0)
-            if found is None:
-                return
-            delivered += 1
-            batch, self._cursor = found
-            self._expected = self._cursor
-            self._delivered += 1
-            yield batch
+            while self._given < len(self._group.batches):
+                batch = self._group.batches[self._given]
+                self._given += 1
+                self._delivered += 1
+                some = True
+                yield batch
+            self._next_group()
+            if not self._group.batches:  # an epoch ended: this one, unless it was handed out before
+                if some:
+                    return
+                self._check_enough()
 
     def __len__(self) -> int:
         """Batches in an epoch, on every rank."""
-        batches = self._parts.planner.batches(Cursor(epoch=self._cursor.epoch))
+        batches = self._parts.planner.batches(Cursor(epoch=self.epoch))
         if batches is None:
             raise TypeError(
                 "with best-fit packing the number of batches is known only at the end of an epoch"
@@ -108,15 +113,16 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        return self._cursor.epoch
+        return self._cursor().epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the whole job is, after the batches handed out so far; the same on every rank."""
+        cursor = self._cursor()
         return {
             "version": STATE_VERSION,
-            "epoch": self._cursor.epoch,
-            "position": self._cursor.position,
-            "row": self._cursor.row,
+            "epoch": cursor.epoch,
+            "position": cursor.position,
+            "row": cursor.row,
             "order": self._order_state(),
         }
 
@@ -128,12 +134,11 @@ class Loader:
                 hint=f"this stoker reads version {STATE_VERSION}",
             )
         self._check_order(state["order"])
-        self._cursor = Cursor(epoch=state["epoch"], position=state["position"], row=state["row"])
+        self._go_to(Cursor(epoch=state["epoch"], position=state["position"], row=state["row"]))
         self._resumed = True
         if state["order"]["lanes"] != self._lanes:
             self._lanes = state["order"]["lanes"]
             self._build()
-        self._stop()
 
     def report(self) -> LoaderReport:
         """What was read, skipped and chosen so far."""
@@ -179,24 +184,24 @@ class Loader:
         self._maker = make_maker(self._parts, self._store, self._assembler, finish=self._finish)
         self._close_parts = weakref.finalize(self, _close_parts, self._readers, self._datasets)
 
-    def _next(self, *, may_end: bool) -> tuple[Batch, Cursor] | None:
-        """The next batch; None where an epoch ends."""
-        if self._pipeline is None or self._expected != self._cursor:
+    def _cursor(self) -> Cursor:
+        """Where the job is after the batches handed out so far."""
+        return self._group.after[self._given - 1] if self._given else self._begin
+
+    def _go_to(self, cursor: Cursor) -> None:
+        self._stop()
+        self._begin = cursor
+
+    def _next_group(self) -> None:
+        if self._pipeline is None:
             self._start()
-        while (found := next(self._group, None)) is None:
-            assert self._pipeline is not None
-            group = self._pipeline.next()
-            if not group.batches:
-                if may_end:
-                    return None
-                self._check_enough()
-                # the end of an epoch whose batches were all handed out before, or a tail too short
-                may_end = False
-            self._group = iter(zip(group.batches, group.after, strict=True))
-        return found
+        assert self._pipeline is not None
+        group = self._pipeline.next()
+        self._begin = self._cursor()
+        self._group, self._given = group, 0
 
     def _check_enough(self) -> None:
-        if self._parts.planner.batches(Cursor(epoch=self._cursor.epoch)) == 0:
+        if self._parts.planner.batches(Cursor(epoch=self.epoch)) == 0:
             samples = sum(layout.samples for layout in self._parts.layouts)
             wanted = self.options.batch_size * self.options.world.size
             raise UsageError(
@@ -205,18 +210,17 @@ class Loader:
             )
 
     def _start(self) -> None:
-        self._stop()
-        self._expected = self._cursor
         if self.options.workers == "inline":
-            self._pipeline = Inline(self._maker, self._cursor)
+            self._pipeline = Inline(self._maker, self._begin)
         else:
             self._readers.resize(self._tuner.setting.readers)
             self._maker.ahead = self._tuner.setting.readers
-            self._pipeline = Background(self._maker, self._cursor, readers=self._readers, tuner=self._tuner)
+            self._pipeline = Background(self._maker, self._begin, readers=self._readers, tuner=self._tuner)
             self._close_pipeline = weakref.finalize(self, self._pipeline.close)
 
     def _stop(self) -> None:
-        self._group = iter(())
+        self._begin = self._cursor()
+        self._group, self._given = _NO_GROUP, 0
         if self._pipeline:
             self._pipeline.close()
             self._pipeline = None

@@ -13,8 +13,9 @@ from stoker.world import World
 
 PACKINGS = ("concat", "best-fit", "pad", "buckets")
 
-# Half a block of digests: 24 lanes hold 48 MiB, and a read of 2 MiB is as fast as a longer one.
-CHUNK_BYTES = 2 << 20
+# 24 lanes hold 12 MiB. A longer read is no faster from the page cache, and leaves less of the second-level
+# cache to the gather; for disks read with O_DIRECT use whole blocks of digests (4 MiB) or more.
+CHUNK_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

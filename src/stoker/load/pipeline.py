@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,8 +30,8 @@ from stoker.load.tune import Limits, Seen, Setting, Tuner
 class Group:
     """Batches ready to use, and the cursor after each. No batches: an epoch ended here."""
 
-    batches: tuple[Batch, ...]
-    after: tuple[Cursor, ...]
+    batches: Sequence[Batch]
+    after: Sequence[Cursor]
 
 
 class Maker:
@@ -49,12 +49,14 @@ class Maker:
     ) -> None:
         self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
         self._alone = alone
-        self.group = group  # batches per task
+        self._group = group
+        self._made = 0
         self.ahead = 1  # tasks whose chunks are being read ahead
         self.reading_s = 0.0
 
     def groups(self, cursor: Cursor) -> Iterator[Group]:
         """Every group from here on, without end."""
+        self._made = 0
         planned: deque[tuple[Task | None, list[Key], Integers]] = deque()
         tasks = self._tasks(cursor)
         while True:
@@ -63,14 +65,20 @@ class Maker:
             task, keys, chunk_of = planned.popleft()
             if task is None:
                 yield Group(batches=(), after=())
-            else:
-                yield self._make(task, keys, chunk_of, [key for _, more, _ in planned for key in more])
+                continue
+            yield self._make(task, keys, chunk_of, [more for _, more, _ in planned])
+            self._made += 1
 
     def _tasks(self, cursor: Cursor) -> Iterator[Task | None]:
         for epoch in itertools.count(cursor.epoch):
             begin = cursor if epoch == cursor.epoch else Cursor(epoch=epoch)
-            yield from self._planner.epoch(begin, group=lambda: self.group)
+            yield from self._planner.epoch(begin, group=self._next_group)
             yield None
+
+    def _next_group(self) -> int:
+        """Batches in the next task: few at first, because every lane's first chunk has to be read and
+        verified, and the first batch should not wait for all of them."""
+        return min(self._group, 1 << self._made)
 
     def _with_keys(self, task: Task | None) -> tuple[Task | None, list[Key], Integers]:
         if task is None:
@@ -79,11 +87,12 @@ class Maker:
             task = replace(task, draw=alone(task.draw))
         return task, *chunk_keys(task.draw)
 
-    def _make(self, task: Task, keys: list[Key], chunk_of: Integers, soon: list[Key]) -> Group:
+    def _make(self, task: Task, keys: list[Key], chunk_of: Integers, soon: list[list[Key]]) -> Group:
         cache = self._cache(len(keys))
         begin = time.monotonic()
-        cache.prefetch(keys, keep=keys)
-        cache.prefetch(soon, keep=keys)
+        cache.prefetch(keys, keep=())
+        for more in soon:
+            cache.prefetch(more, keep=keys)
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin

@@ -28,9 +28,17 @@ IGNORED = -100  # the label that losses leave out, in torch and everywhere since
 
 
 class Assembler(Protocol):
-    """Makes the batches of a task. Called from one thread; `held` are the chunks of `chunk_of`."""
+    """Makes the batches of a task. Called from one thread; `held` are the chunks of `chunk_of`. Counts the
+    damaged samples it left out; tells `on_sample` what it works on, where that is slow."""
+
+    skipped: int
+    on_sample: Callable[[str], None]
 
     def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]: ...
+
+
+def ignore(status: str) -> None:
+    """Nobody asked."""
 
 
 class Buffers:
@@ -94,6 +102,7 @@ class WindowAssembler:
         self._labels, self._documents = labels, documents
         self._buffers = Buffers()
         self.skipped = 0
+        self.on_sample: Callable[[str], None] = ignore
 
     def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
         draw, seq_len = task.draw, self._layouts[0].seq_len

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from stoker.load.batch import IGNORED, Array, Batch, cu_seqlens, documents_of, next_good, ragged, untouched
+from stoker.load.batch import (
+    IGNORED,
+    Array,
+    Batch,
+    cu_seqlens,
+    documents_of,
+    ignore,
+    next_good,
+    ragged,
+    untouched,
+)
 from stoker.load.chunks import Chunk
 from stoker.load.layout import Documents
 from stoker.load.order import Draw, Integers
@@ -35,6 +45,7 @@ class DocumentAssembler:
         self._layouts, self._batch_size, self._seq_len = layouts, batch_size, seq_len
         self._dtype, self._pad_id, self._labels, self._trim = dtype, pad_id, labels, trim
         self.skipped = 0
+        self.on_sample: Callable[[str], None] = ignore
 
     def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
         places, lengths, good = self._find(task.draw, held, chunk_of)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from stoker.load.pipeline import Background, Group, Inline, Readers
 from stoker.load.plan import Cursor
 from stoker.load.reader import Files
 from stoker.load.tune import Choice, Limits, Setting, Tuner
+from stoker.load.workers import Processes, Recipe
 
 STATE_VERSION = 1
 
@@ -69,11 +70,12 @@ class Loader:
     ) -> None:
         self.options = LoaderOptions(**options)
         sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
+        self._sources, self._files = sources, files
         self._datasets = [self._open(source, files) for source in sources]
         self._weights = tuple(weights) or (1.0,) * len(sources)
         self._lanes = self.options.lanes or lanes_for(self.options.world.size)
         self._begin, self._resumed = Cursor(), False
-        self._delivered = 0
+        self._delivered = self._skipped_by_processes = 0
         self._finish = _finisher(self.options.output)
         self._pipeline: Pipeline | None = None
         self._close_pipeline: weakref.finalize[Any, Any] | None = None
@@ -145,13 +147,21 @@ class Loader:
         damage = [dataset.reader.damage for dataset in self._datasets]
         return LoaderReport(
             batches=self._delivered,
-            skipped_samples=getattr(self._assembler, "skipped", 0),
+            skipped_samples=self._assembler.skipped + self._skipped_by_processes,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
             chunk_bytes_held=self._store.bytes,
             read_alone=self._parts.alone,
             choices=tuple(self._tuner.history()),
         )
+
+    def items(
+        self, cursor: Cursor, *, begin: int, first: int, step: int, on_sample: Callable[[str], None]
+    ) -> Iterator[tuple[int, Group]]:
+        """Every step-th group of the stream from `cursor` on, whose first group has the number `begin`:
+        what a worker process makes."""
+        self._assembler.on_sample = on_sample
+        return self._maker.some_groups(cursor, begin=begin, first=first, step=step)
 
     def close(self) -> None:
         """End the threads and close the files; safe twice."""
@@ -212,15 +222,32 @@ class Loader:
     def _start(self) -> None:
         if self.options.workers == "inline":
             self._pipeline = Inline(self._maker, self._begin)
+        elif self.options.workers == "process":
+            self._pipeline = Processes(self._recipe(), finish=self._finish)
+            self._close_pipeline = weakref.finalize(self, self._pipeline.close)
         else:
             self._readers.resize(self._tuner.setting.readers)
             self._maker.ahead = self._tuner.setting.readers
             self._pipeline = Background(self._maker, self._begin, readers=self._readers, tuner=self._tuner)
             self._close_pipeline = weakref.finalize(self, self._pipeline.close)
 
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            sources=self._sources,
+            files=self._files,
+            weights=self._weights,
+            options=replace(self.options, lanes=self._lanes),
+            cursor=self._begin,
+            begin=0,
+            first=0,
+            workers=self.options.processes,
+        )
+
     def _stop(self) -> None:
         self._begin = self._cursor()
         self._group, self._given = _NO_GROUP, 0
+        if isinstance(self._pipeline, Processes):
+            self._skipped_by_processes += self._pipeline.skipped
         if self._pipeline:
             self._pipeline.close()
             self._pipeline = None

@@ -69,6 +69,21 @@ class Maker:
             yield self._make(task, keys, chunk_of, [more for _, more, _ in planned])
             self._made += 1
 
+    def some_groups(
+        self, cursor: Cursor, *, begin: int, first: int, step: int
+    ) -> Iterator[tuple[int, Group]]:
+        """Groups first, first + step, ... of the stream, one batch each; all others are only planned."""
+        self._group = 1
+        for number, task in enumerate(self._tasks(cursor), start=begin):
+            if number < first or (number - first) % step:
+                continue
+            if task is None:
+                yield number, Group(batches=(), after=())
+            else:
+                planned, keys, chunk_of = self._with_keys(task)
+                assert planned is not None
+                yield number, self._make(planned, keys, chunk_of, [])
+
     def _tasks(self, cursor: Cursor) -> Iterator[Task | None]:
         for epoch in itertools.count(cursor.epoch):
             begin = cursor if epoch == cursor.epoch else Cursor(epoch=epoch)

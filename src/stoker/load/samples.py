@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.load.batch import Batch, next_good, untouched
+from stoker.load.batch import Batch, ignore, next_good, untouched
 from stoker.load.chunks import Chunk
 from stoker.load.layout import TarSamples
 from stoker.load.order import Integers
@@ -32,6 +32,7 @@ class SampleAssembler:
         self._layouts, self._batch_size = layouts, batch_size
         self._transform, self._collate = transform, collate or collate_samples
         self.skipped = 0
+        self.on_sample: Callable[[str], None] = ignore
 
     def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
@@ -64,6 +65,7 @@ class SampleAssembler:
     def _changed(self, sample: Sample) -> Any:
         if self._transform is None:
             return sample
+        self.on_sample(f"sample {sample['__key__']!r}")
         try:
             return self._transform(sample)
         except Exception as error:

@@ -7,9 +7,9 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import make_tars, make_tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_datasets import make_tars, make_tokens
 
 from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
 from stoker.load.loader import Loader

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import make_tokens
 from hypothesis import given
 from hypothesis import strategies as st
+from small_datasets import make_tokens
 
 from stoker.load.batch import ragged
 from stoker.load.loader import Loader

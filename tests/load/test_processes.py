@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_tars
+from small_datasets import make_tars
 
 from stoker.errors import StorageError, TaskError, UsageError
 from stoker.load.loader import Loader

@@ -105,12 +105,15 @@ class WindowAssembler:
         self.on_sample: Callable[[str], None] = ignore
 
     def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
-        draw, seq_len = task.draw, self._layouts[0].seq_len
-        tokens = self._buffers.take((len(draw), seq_len + 1), self._dtype)
-        slots = np.array([chunk.slot for chunk in held])[chunk_of]
-        rows = np.arange(len(draw))
+        rows = np.arange(len(task.draw))
         if any(chunk.damaged for chunk in held):
-            rows = self._whole_rows(draw, held, chunk_of)
+            rows = self._whole_rows(task.draw, held, chunk_of)
+        return self._batches(task, self._tokens(task.draw, held, chunk_of, rows), rows)
+
+    def _tokens(self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers, rows: Integers) -> Any:
+        """The tokens of these rows, [rows, seq_len + 1]."""
+        tokens = self._buffers.take((len(draw), self._layouts[0].seq_len + 1), self._dtype)
+        slots = np.array([chunk.slot for chunk in held])[chunk_of]
         datasets = np.unique(draw.dataset).tolist() if len(self._layouts) > 1 else [0]
         for which in datasets:
             if len(datasets) == 1:
@@ -118,7 +121,7 @@ class WindowAssembler:
             else:
                 mine = np.flatnonzero(draw.dataset[rows] == which)
                 tokens[mine] = self._gather(which, draw, slots, rows[mine])
-        return self._batches(task, tokens, rows)
+        return tokens
 
     def _gather(self, which: int, draw: Draw, slots: Integers, rows: Integers) -> Array:
         layout, arena = self._layouts[which], self._arena()
@@ -131,7 +134,7 @@ class WindowAssembler:
         ]
         return gathered
 
-    def _batches(self, task: Task, tokens: Array, rows: Integers) -> list[Batch]:
+    def _batches(self, task: Task, tokens: Any, rows: Integers) -> list[Batch]:  # an array, or a tensor
         extras = self._document_extras(task.draw, rows) if self._documents else {}
         batches: list[Batch] = []
         for start in range(0, len(tokens), self._batch_size):

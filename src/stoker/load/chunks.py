@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class Chunk:
     data: Bytes
     pieces: Sequence[Piece]
     damaged: Sequence[tuple[int, int]]
+    ready: Any = None  # on a device: the event after which its bytes are there
 
 
 class ChunkCache:
@@ -44,15 +46,11 @@ class ChunkCache:
         self.slots = slots
         self.loads = 0
 
-    def prefetch(self, keys: Sequence[Key], *, keep: Sequence[Key]) -> None:
+    def prefetch(self, keys: Sequence[Key], *, keep: set[Key]) -> None:
         """Start loading what is missing, as far as there is room beside the chunks to keep."""
-        missing = [key for key in keys if key not in self._held]
-        if not missing:
-            return
-        needed = {*keys, *keep}
-        for key in missing:
-            if key in self._held or (slot := self._room(needed)) is None:
-                continue
+        for key in (key for key in keys if key not in self._held):
+            if (slot := self._room(keep)) is None:
+                return
             self.loads += 1
             if self._threads is None:
                 self._held[key] = self._load(key, slot)
@@ -61,7 +59,7 @@ class ChunkCache:
 
     def hold(self, keys: Sequence[Key]) -> list[Chunk]:
         """These chunks, loaded; none of them makes room for another."""
-        self.prefetch(keys, keep=())
+        self.prefetch(keys, keep=set(keys))
         return [self._wait_for(key) for key in keys]
 
     def _wait_for(self, key: Key) -> Chunk:
@@ -105,21 +103,30 @@ class ChunkLoader:
 
     def load(self, key: Key, slot: int, room: Bytes | None) -> Chunk:
         """Read a chunk into `room`, or into memory of its own."""
-        _, first, stop = key
-        pieces = self._layout.pieces(first, stop)
+        pieces = self.pieces(key)
         end = max(piece.at + piece.stop - piece.start for piece in pieces)
         data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room
         damaged: list[tuple[int, int]] = []
         for piece in pieces:
-            damaged += self._read(piece, data[piece.at : piece.at + piece.stop - piece.start])
+            damaged += self.read(piece, data[piece.at : piece.at + piece.stop - piece.start])
         return Chunk(slot=slot, data=data, pieces=pieces, damaged=damaged)
 
-    def _read(self, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
+    def pieces(self, key: Key) -> list[Piece]:
+        return self._layout.pieces(key[1], key[2])
+
+    def read(self, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
+        """Read one piece; the stretches of the chunk that are damaged."""
         name = piece.file.name
         if not name.endswith(".zst"):
             parts = self._reader.read(name, piece.start, out)
             return [(piece.at + start, piece.at + stop) for start, stop in parts]
         return self._read_zstd(open_zstd(self._reader, name, piece.file.bytes), piece, out)
+
+    def path_if_verified(self, piece: Piece) -> Path | None:
+        """Where a piece can be read from without verifying it again, by any means."""
+        if piece.file.name.endswith(".zst"):
+            return None
+        return self._reader.path_if_verified(piece.file.name, piece.start, piece.stop)
 
     def _read_zstd(self, plain: SeekableReader, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
         plain.seek(piece.start)

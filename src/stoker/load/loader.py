@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from stoker.errors import UsageError
 from stoker.load.batch import Batch
-from stoker.load.build import Store, make_assembler, make_maker, make_parts, usable_cores
+from stoker.load.build import make_engine, make_parts, usable_cores
 from stoker.load.dataset import Dataset, Source, open_dataset
 from stoker.load.options import LoaderOptions
 from stoker.load.order import lanes_for
@@ -54,6 +54,7 @@ class LoaderReport:
     damage: tuple[str, ...]
     chunk_bytes_held: int
     read_alone: bool
+    reader: str
     choices: tuple[Choice, ...]
 
 
@@ -114,6 +115,11 @@ class Loader:
         return self.options.batch_size
 
     @property
+    def makes_on_device(self) -> bool:
+        """Whether batches are gathered on the device already."""
+        return self._engine.on_device
+
+    @property
     def epoch(self) -> int:
         return self._cursor().epoch
 
@@ -147,11 +153,12 @@ class Loader:
         damage = [dataset.reader.damage for dataset in self._datasets]
         return LoaderReport(
             batches=self._delivered,
-            skipped_samples=self._assembler.skipped + self._skipped_by_processes,
+            skipped_samples=self._engine.assembler.skipped + self._skipped_by_processes,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
-            chunk_bytes_held=self._store.bytes,
+            chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
+            reader=self._engine.reader,
             choices=tuple(self._tuner.history()),
         )
 
@@ -160,8 +167,8 @@ class Loader:
     ) -> Iterator[tuple[int, Group]]:
         """Every step-th group of the stream from `cursor` on, whose first group has the number `begin`:
         what a worker process makes."""
-        self._assembler.on_sample = on_sample
-        return self._maker.some_groups(cursor, begin=begin, first=first, step=step)
+        self._engine.assembler.on_sample = on_sample
+        return self._engine.maker.some_groups(cursor, begin=begin, first=first, step=step)
 
     def close(self) -> None:
         """End the threads and close the files; safe twice."""
@@ -177,21 +184,20 @@ class Loader:
         self.close()
 
     def _open(self, source: Source, files: Files | None) -> Dataset:
-        return open_dataset(
-            source, files=files, engine=self.options.reader, on_corrupt=self.options.on_corrupt
-        )
+        # cuFile reads what has been verified; the first, verifying read is an ordinary one
+        engine = "pread" if self.options.reader == "cufile" else self.options.reader
+        return open_dataset(source, files=files, engine=engine, on_corrupt=self.options.on_corrupt)
 
     def _build(self) -> None:
-        self._parts = make_parts(self._datasets, self.options, weights=self._weights, lanes=self._lanes)
-        cores = min(_MOST_READERS, usable_cores())
-        batches = max(2, (self.options.memory // 4) // (self._parts.batch_bytes * self._parts.group))
-        limits = Limits(depth=min(16, batches), readers=self.options.readers or cores)
-        self._tuner = Tuner(Setting(depth=2, readers=min(2, limits.readers)), limits)
+        options = self.options
+        self._parts = make_parts(self._datasets, options, weights=self._weights, lanes=self._lanes)
+        groups = (options.memory // 4) // (self._parts.batch_bytes * self._parts.group)
+        limits = Limits(depth=max(2, min(16, groups)), readers=options.readers or _most_readers())
+        first = Setting(depth=2, readers=options.readers or min(2, limits.readers))
+        self._tuner = Tuner(first, limits)
         self._readers = Readers(0)
-        threads = None if self.options.workers == "inline" else self._readers
-        self._store = Store(self._parts, batch_rows=self.options.batch_size, threads=threads)
-        self._assembler = make_assembler(self._parts, self._store, self.options)
-        self._maker = make_maker(self._parts, self._store, self._assembler, finish=self._finish)
+        threads = None if options.workers == "inline" else self._readers
+        self._engine = make_engine(self._parts, options, threads=threads, finish=self._finish)
         self._close_parts = weakref.finalize(self, _close_parts, self._readers, self._datasets)
 
     def _cursor(self) -> Cursor:
@@ -207,6 +213,7 @@ class Loader:
             self._start()
         assert self._pipeline is not None
         group = self._pipeline.next()
+        self._engine.accept(group.batches, group.ready)
         self._begin = self._cursor()
         self._group, self._given = group, 0
 
@@ -221,14 +228,18 @@ class Loader:
 
     def _start(self) -> None:
         if self.options.workers == "inline":
-            self._pipeline = Inline(self._maker, self._begin)
+            self._pipeline = Inline(self._engine.maker, self._begin)
         elif self.options.workers == "process":
             self._pipeline = Processes(self._recipe(), finish=self._finish)
             self._close_pipeline = weakref.finalize(self, self._pipeline.close)
         else:
-            self._readers.resize(self._tuner.setting.readers)
-            self._maker.ahead = self._tuner.setting.readers
-            self._pipeline = Background(self._maker, self._begin, readers=self._readers, tuner=self._tuner)
+            self._pipeline = Background(
+                self._engine.maker,
+                self._begin,
+                readers=self._readers,
+                tuner=self._tuner,
+                ahead=self._parts.ahead,
+            )
             self._close_pipeline = weakref.finalize(self, self._pipeline.close)
 
     def _recipe(self) -> Recipe:
@@ -277,6 +288,10 @@ class Loader:
                 f"the saved position belongs to another order: {shown}",
                 hint="make the loader with the same dataset and options, or start without the saved state",
             )
+
+
+def _most_readers() -> int:
+    return min(_MOST_READERS, usable_cores())
 
 
 def _finisher(output: str) -> Callable[[Batch], Batch]:

@@ -32,6 +32,7 @@ class LoaderOptions:
     memory      bytes for chunks and batches in waiting
     lanes       canonical lanes of the order, a multiple of every world size the job may run on
     output      "torch" or "numpy"; dtype: of token ids, None for as they are on disk
+    device      where batches of token windows are to be made: "" for the host; see `stoker.feed`
     """
 
     batch_size: int
@@ -58,6 +59,7 @@ class LoaderOptions:
     on_corrupt: str = "raise"
     output: str = "torch"
     dtype: Any = np.int64  # anything numpy takes for a dtype, or None
+    device: str = ""
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():

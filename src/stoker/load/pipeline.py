@@ -32,6 +32,7 @@ class Group:
 
     batches: Sequence[Batch]
     after: Sequence[Cursor]
+    ready: Any = None  # on a device: the event after which the batches are there
 
 
 class Maker:
@@ -46,9 +47,10 @@ class Maker:
         group: int,
         alone: bool = False,
         finish: Callable[[Batch], Batch] = lambda batch: batch,
+        made: Callable[[], Any] = lambda: None,
     ) -> None:
         self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
-        self._alone = alone
+        self._alone, self._mark_made = alone, made
         self._group = group
         self._made = 0
         self.ahead = 1  # tasks whose chunks are being read ahead
@@ -105,9 +107,11 @@ class Maker:
     def _make(self, task: Task, keys: list[Key], chunk_of: Integers, soon: list[list[Key]]) -> Group:
         cache = self._cache(len(keys))
         begin = time.monotonic()
-        cache.prefetch(keys, keep=())
+        needed = set(keys)
+        cache.prefetch(keys, keep=needed)
         for more in soon:
-            cache.prefetch(more, keep=keys)
+            needed.update(more)
+            cache.prefetch(more, keep=needed)
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin
@@ -115,7 +119,7 @@ class Maker:
         finished = tuple(self._finish(batch) for batch in batches)
         spans.emit("load.read", start=begin, end=read)
         spans.emit("load.assemble", start=read, end=time.monotonic())
-        return Group(batches=finished, after=task.after)
+        return Group(batches=finished, after=task.after, ready=self._mark_made())
 
 
 def alone(draw: Draw) -> Draw:
@@ -149,11 +153,14 @@ class Inline:
 class Background:
     """Makes groups ahead in a thread. The consumer calls `next` and `close`, from one thread."""
 
-    def __init__(self, maker: Maker, cursor: Cursor, *, readers: Readers, tuner: Tuner) -> None:
+    def __init__(
+        self, maker: Maker, cursor: Cursor, *, readers: Readers, tuner: Tuner, ahead: int = 1
+    ) -> None:
         self._ready: deque[Group | BaseException] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._tuner, self._readers, self._maker = tuner, readers, maker
+        self._tuner, self._readers, self._maker, self._ahead = tuner, readers, maker, ahead
+        self._set()
         self._waited_s, self._began = 0.0, time.monotonic()
         self._thread = threading.Thread(target=self._run, args=(cursor,), name="stoker-load", daemon=True)
         self._thread.start()
@@ -207,8 +214,12 @@ class Background:
             reading_s=self._maker.reading_s,
         )
         if self._tuner.after_group(seen):
-            self._readers.resize(self._tuner.setting.readers)
-            self._maker.ahead = self._tuner.setting.readers
+            self._set()
+
+    def _set(self) -> None:
+        """Let every reader have a chunk to read: plan as many tasks ahead as that takes."""
+        self._readers.resize(self._tuner.setting.readers)
+        self._maker.ahead = self._tuner.setting.readers * self._ahead
 
 
 class Readers(Executor):

@@ -93,6 +93,11 @@ class ShardReader:
                 self._verify(name, handle, block, start, out)
         return self._bad_parts(name, start, len(out)) if name in self._bad else []
 
+    def path_if_verified(self, name: str, start: int, stop: int) -> Path | None:
+        """The file, if all blocks of this stretch have been found good."""
+        first, last = start // self._block_bytes, (stop - 1) // self._block_bytes
+        return self._files.local_path(name) if self._good[name][first : last + 1].all() else None
+
     def _verify(self, name: str, handle: Any, block: int, start: int, out: Bytes) -> None:
         begin = block * self._block_bytes
         end = min(begin + self._block_bytes, self._sizes[name])

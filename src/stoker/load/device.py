@@ -88,6 +88,11 @@ class Device:
         if event is not None:
             torch.cuda.current_stream(self.torch_device).wait_event(event)
 
+    def drain(self) -> None:
+        """Wait until everything asked of the device is done."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.torch_device)
+
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self.is_cuda)
 
@@ -131,6 +136,7 @@ class DeviceStore:
 
     def for_keys(self, count: int) -> ChunkCache:
         if count > self.cache.slots:
+            self.device.drain()  # the old memory may still be written and read
             self.cache = self._sized(count + self.cache.slots // 4)
         return self.cache
 

@@ -80,7 +80,17 @@ class Order:
             stop = np.minimum(first + self.chunk, self.samples)
             return Draw(sample=positions, first=first, stop=stop, dataset=np.zeros_like(positions))
         turn, lanes = np.divmod(positions, self.lanes)
-        return self.draw_in_lanes(lanes, turn, np.full_like(positions, epoch))
+        # all of one epoch: what depends on the lane alone is computed once a lane, not once a position
+        each = np.arange(self.lanes)
+        keys = mix(self.seed, epoch, each)
+        phases = _below(self.lane_sizes(each), mix(keys, _PHASE))
+        return self._draw(lanes, turn, keys[lanes], mix(keys, _CHUNKS)[lanes], phases[lanes])
+
+    def draw_in_lanes(self, lanes: Integers, index: Integers, epochs: Integers) -> Draw:
+        """Sample number `index` of each lane, in the order of its epoch."""
+        keys = mix(self.seed, epochs, lanes)
+        phases = _below(self.lane_sizes(lanes), mix(keys, _PHASE))
+        return self._draw(lanes, index, keys, mix(keys, _CHUNKS), phases)
 
     def lane_sizes(self, lanes: Integers) -> Integers:
         """Samples in each of these lanes: equal but for one."""
@@ -95,32 +105,40 @@ class Order:
         starts: Integers = (np.cumsum(sizes) - sizes)[places]
         return starts
 
-    def draw_in_lanes(self, lanes: Integers, index: Integers, epochs: Integers) -> Draw:
-        """Sample number `index` of each lane, in the order of its epoch."""
+    def _draw(self, lanes: Integers, index: Integers, keys: Keys, chunk_keys: Keys, phases: Integers) -> Draw:
         size, start = self.lane_sizes(lanes), self.lane_starts()[lanes]
-        keys = mix(self.seed, epochs, lanes)
-        ordered = index if self.shuffle == "off" else self._shuffled(index, size, keys)
-        first = ordered - ordered % self.chunk
-        stop = np.minimum(first + self.chunk, size)
+        if self.shuffle == "off":
+            chunk, within = np.divmod(index, self.chunk)
+        else:
+            # Lanes start at different phases, or all would need their next chunk at the same moment. The
+            # phase also moves the short last chunk, which is never permuted, to another place each epoch.
+            index = index + phases
+            chunk, within = self._shuffled(
+                np.where(index >= size, index - size, index), size, keys, chunk_keys
+            )
+        first = chunk * self.chunk
         return Draw(
-            sample=start + ordered, first=start + first, stop=start + stop, dataset=np.zeros_like(lanes)
+            sample=start + first + within,
+            first=start + first,
+            stop=start + np.minimum(first + self.chunk, size),
+            dataset=np.zeros_like(lanes),
         )
 
-    def _shuffled(self, index: Integers, size: Integers, keys: Keys) -> Integers:
-        # Lanes start at different phases, or all would need their next chunk at the same moment. The
-        # phase also moves the short last chunk, which is never permuted, to another place each epoch.
-        index = (index + _below(size, mix(keys, _PHASE))) % size
+    def _shuffled(
+        self, index: Integers, size: Integers, keys: Keys, chunk_keys: Keys
+    ) -> tuple[Integers, Integers]:
+        """The chunk each index leads to, and the place in it."""
         span = self.window * self.chunk
-        group = index // span
-        within = index - group * span
+        group, within = np.divmod(index, span)
         if self.shuffle == "full":
             room = np.minimum(span, size - group * span)
             within = permute(within, room, mix(keys, _WITHIN, group))
-        at = group * self.window + within // self.chunk
+        if self.window > 1:
+            step, within = np.divmod(within, self.chunk)
+            group = group * self.window + step
         whole = size // self.chunk
-        chunk = np.where(at < whole, permute(np.minimum(at, whole - 1), whole, mix(keys, _CHUNKS)), at)
-        ordered: Integers = chunk * self.chunk + within % self.chunk
-        return ordered
+        chunk = np.where(group < whole, permute(np.minimum(group, whole - 1), whole, chunk_keys), group)
+        return chunk, within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

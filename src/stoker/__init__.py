@@ -8,20 +8,36 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker.errors import StokerError
+    from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
+    from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
     from stoker.storage import open_store
     from stoker.world import World
 
 __version__ = "0.1.0"
 
-__all__ = ["Finding", "Manifest", "StokerError", "World", "__version__", "open_store", "read_manifest"]
+__all__ = [
+    "Feeder",
+    "Finding",
+    "Loader",
+    "Manifest",
+    "StokerError",
+    "World",
+    "__version__",
+    "feed",
+    "open_store",
+    "read_manifest",
+]
 
 _HOMES = {
+    "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
+    "Loader": "stoker.load.loader",
     "Manifest": "stoker.manifest",
     "StokerError": "stoker.errors",
     "World": "stoker.world",
+    "feed": "stoker.feeder",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

@@ -6,18 +6,22 @@ end with the `with` block, by their process ids.
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import secrets
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_READY_S = 30.0
+from clusters import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
 _SBIN = "/usr/sbin"  # not on a normal user's PATH
 
 _CONF = """\
@@ -61,8 +65,8 @@ PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 class SlurmCluster:
     """A running cluster: the environment in which its commands, and stoker, find it."""
 
-    folder: Path
     environment: dict[str, str]
+    user: str
 
     def ask(self, *command: str) -> str:
         """What a Slurm command says."""
@@ -70,10 +74,10 @@ class SlurmCluster:
             command, env=self.environment, check=True, capture_output=True, text=True, timeout=20
         ).stdout
 
-    def submitted(self) -> dict[str, str]:
-        """Every job (an array counts once) that was ever submitted: its id and name."""
-        lines = self.ask("squeue", "--noheader", "--states=all", "--format=%F %j").splitlines()
-        return dict(line.split() for line in lines)
+    def jobs(self, stage: str) -> dict[str, int]:
+        """Every job ever submitted for a stage: its id, and how many elements it had."""
+        lines = self.ask("squeue", "--noheader", "--array", "--states=all", "--format=%F %j").splitlines()
+        return Counter(job for job, name in map(str.split, lines) if name.startswith(f"stoker-{stage}-"))
 
     def is_idle(self) -> bool:
         return not self.ask("squeue", "--noheader")
@@ -85,7 +89,7 @@ def slurm_cluster(folder: Path, *, max_array_size: int) -> Iterator[SlurmCluster
     _write_files(folder, max_array_size=max_array_size)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     environment["PATH"] = f"{environment['PATH']}:{_SBIN}"
-    cluster = SlurmCluster(folder=folder, environment=environment)
+    cluster = SlurmCluster(environment=environment, user=_user())
     with ExitStack() as children:
         for name, command in _daemons(folder).items():
             children.enter_context(_child(command, environment, log=folder / f"{name}.out"))
@@ -93,14 +97,6 @@ def slurm_cluster(folder: Path, *, max_array_size: int) -> Iterator[SlurmCluster
                 wait_until((folder / "munge/socket").exists, "munged makes its socket")
         wait_until(lambda: _nodes_are_idle(cluster), f"both nodes are idle; see the logs in {folder}")
         yield cluster
-
-
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = _READY_S) -> None:
-    """Return once the condition holds; fail the test if it does not within the time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
-        time.sleep(0.05)
 
 
 def _daemons(folder: Path) -> dict[str, list[str]]:
@@ -129,13 +125,18 @@ def _write_files(folder: Path, *, max_array_size: int) -> None:
     conf = _CONF.format(
         folder=folder,
         host=host,
-        user=getpass.getuser(),
+        user=_user(),
         ports=_free_ports(3),
         max_array_size=max_array_size,
         # Without it a daemon whose host name means loopback would listen where the others cannot reach it.
         communication="CommunicationParameters=NoCtldInAddrAny,NoInAddrAny" if on_loopback else "",
     )
     (folder / "slurm.conf").write_text(conf)
+
+
+def _user() -> str:
+    """By the process, not by LOGNAME, which survives a change of user."""
+    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _free_ports(count: int) -> list[int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker.errors import TaskError
 from stoker.launch.ledger import Ledger
 from stoker.manifest import FileRecord
 
@@ -51,7 +52,7 @@ def test_a_torn_marker_does_not_count(content: bytes, ledger: Ledger, tmp_path: 
 
 
 def test_a_failure_is_told_until_the_task_succeeds(ledger: Ledger) -> None:
-    ledger.fail("map", 0, "no luck")
+    ledger.fail("map", 0, TaskError("no luck", hint="try again"))
     before = ledger.failure("map", 0)
     ledger.complete("map", 0, result={})
-    assert (before, ledger.failure("map", 0)) == ("no luck", "")
+    assert (str(before), ledger.failure("map", 0)) == ("no luck\nhint: try again", None)

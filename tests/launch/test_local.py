@@ -56,7 +56,7 @@ def test_a_task_whose_worker_died_is_tried_again(ran: Any, tmp_path: Path) -> No
 def test_a_task_that_kills_every_worker_fails_and_the_others_are_done(ran: Any) -> None:
     ledger, ended = ran("dies")
     assert (ledger.missing("dies", 4), ended) == ([1], [0, 1, 2, 3])
-    assert "SIGKILL" in ledger.failure("dies", 1)
+    assert "SIGKILL" in str(ledger.failure("dies", 1))
 
 
 def test_closing_twice_is_safe() -> None:

@@ -31,12 +31,13 @@ def crash(folder: Path, stage: str, number: int) -> None:
 
 def test_a_failed_task_says_why(ledger: Ledger) -> None:
     run_task(refuse, ledger, "map", 3)
-    assert ledger.failure("map", 3) == "a.jsonl at byte 5 is bad\nhint: mend it"
+    assert str(ledger.failure("map", 3)) == "a.jsonl at byte 5 is bad\nhint: mend it"
 
 
 def test_a_bug_is_named_and_its_trace_logged(ledger: Ledger) -> None:
-    reason = run_task(crash, ledger, "map", 3)
-    assert reason == "ZeroDivisionError: boom"
+    failure = run_task(crash, ledger, "map", 3)
+    assert failure is not None
+    assert failure.message == "ZeroDivisionError: boom"
     assert "Traceback" in ledger.log("map", 3).read_text()
 
 

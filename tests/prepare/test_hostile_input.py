@@ -361,6 +361,7 @@ def on_small_disk(
     return run
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("size", ["64k", "3m", "12m"], ids=["at the plan", "in pass one", "in pass two"])
 def test_a_full_disk_is_named_and_the_same_command_goes_on_once_there_is_space(
     size: str, on_small_disk: Any, large_corpus: Path, tmp_path: Path

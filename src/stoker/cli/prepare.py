@@ -209,11 +209,10 @@ def index(dataset: str, tokenizer: str, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def merge(folder: Path) -> None:
     """Finish the dataset of a work FOLDER whose tasks are done (the last job of a Slurm run)."""
-    from stoker.prepare.plan import read_plan
+    from stoker.prepare.job import open_job
     from stoker.prepare.run import finish
-    from stoker.prepare.tasks import Job
 
-    _report(finish(Job(plan=read_plan(folder), folder=folder)), as_json=False)
+    _report(finish(open_job(folder)), as_json=False)
 
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:

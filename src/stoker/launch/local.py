@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
 
+from stoker.errors import TaskError
 from stoker.launch.ledger import Ledger
 from stoker.launch.worker import load_entry, run_task
 
@@ -35,7 +36,8 @@ class LocalPool:
             self._start()
 
     def run(self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]) -> None:
-        """Run the tasks; each that ends, well or not, is passed to `on_done`."""
+        """Run the tasks; each that ends, well or not, is passed to `on_done`. After a failure no more are
+        begun: whoever sits before the terminal wants to know now, and what is done stays done."""
         queue, tries = deque(numbers), dict.fromkeys(numbers, 0)
         busy: dict[Connection, int] = {}
         idle = list(self._workers)
@@ -50,15 +52,19 @@ class LocalPool:
                 assert isinstance(ready, Connection)
                 connection = ready
                 number = busy.pop(connection)
-                if self._finished(connection):
+                ended = self._ended(connection)
+                if ended:
                     idle.append(connection)
+                    if ended == "failed":
+                        queue.clear()
                 else:
                     reason = self._bury(connection)
                     idle.append(self._start())
                     if tries[number] < _TRIES:
                         queue.append(number)
                         continue
-                    ledger.fail(stage, number, f"its worker died {_TRIES} times ({reason})")
+                    died = f"its worker died {_TRIES} times ({reason})"
+                    ledger.fail(stage, number, TaskError(died, hint="is there enough memory?"))
                 on_done(number)
 
     def close(self) -> None:
@@ -86,12 +92,12 @@ class LocalPool:
         self._workers[ours] = process
         return ours
 
-    def _finished(self, connection: Connection) -> bool:
+    def _ended(self, connection: Connection) -> str:
+        """How the worker's task ended, or nothing if the worker is dead."""
         try:
-            connection.recv()
+            return str(connection.recv())
         except (EOFError, ConnectionResetError):
-            return False
-        return True
+            return ""
 
     def _bury(self, connection: Connection) -> str:
         process = self._workers.pop(connection)
@@ -121,5 +127,5 @@ def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) ->
     with suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             folder, plan, stage, number = connection.recv()
-            run_task(entry, Ledger(folder=folder, plan=plan), stage, number)
-            connection.send(number)
+            failure = run_task(entry, Ledger(folder=folder, plan=plan), stage, number)
+            connection.send("failed" if failure else "done")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,20 +18,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.errors import StokerError, require
+from stoker.errors import StokerError, TaskError, require
 from stoker.launch.ledger import Ledger
 from stoker.launch.worker import load_entry, run_task
 
 _RETRIES = 3  # after the first try, for workers and nodes that die; a task that fails is not repeated
 _CANCEL_S = 10.0
 _ANSWER_S = 5.0
-_JOIN_HINT = "check --ray-address (as HOST:6379); the cluster must run the Ray and Python versions we run"
+_JOIN_HINT = (
+    "check --ray-address (as HOST:6379); the cluster must run our versions of Ray and Python, "
+    "and if it asks for a token, set RAY_AUTH_MODE=token here"
+)
 
 LOCAL = "local"  # Ray's word for a cluster of this machine alone, started by ray.init
 
 
 class RayCluster:
-    """A connection to a Ray cluster; close() takes back what is under way and leaves the cluster."""
+    """A connection to a Ray cluster; close() leaves it, which ends what is under way."""
 
     def __init__(self, *, entry: str, address: str = "", at_once: int = 0) -> None:
         self._entry, self._at_once = entry, at_once
@@ -55,7 +59,7 @@ class RayCluster:
                     self._settle(ended, ledger, stage, running[ended])
                     on_done(running.pop(ended))
         finally:
-            self._cancel(list(running))
+            self._take_back(list(running))
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends with it."""
@@ -73,23 +77,23 @@ class RayCluster:
     def _join(self, address: str) -> None:
         chosen = choose_address(address)
         options = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if chosen == LOCAL:  # ours to start: it should open no port for a browser and report to nobody
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if chosen == LOCAL:
             options["include_dashboard"] = False
+            for name, value in _private_settings().items():
+                os.environ.setdefault(name, value)
         try:
             self._ray.init(chosen, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise StokerError(f"cannot join the Ray cluster {chosen}: {error}", hint=_JOIN_HINT) from error
+        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            raise StokerError(
+                f"cannot join the Ray cluster {chosen or 'of this machine'}: {error}", hint=_JOIN_HINT
+            ) from error
 
     def _settle(self, ended: Any, ledger: Ledger, stage: str, number: int) -> None:
         """Write down why a task could not be run; one that ran has written its own story."""
         try:
             stranger = self._ray.get(ended)
         except self._ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
-            ledger.fail(
-                stage, number, f"Ray gave up after {_RETRIES + 1} tries: {type(error).__name__}: {reason}"
-            )
+            ledger.fail(stage, number, TaskError(f"Ray could not run it: {self._reason(error)}"))
             return
         if stranger:
             raise StokerError(
@@ -97,25 +101,40 @@ class RayCluster:
                 hint="name a folder that every node mounts under the same path with --work",
             )
 
-    def _cancel(self, running: list[Any]) -> None:
-        """Nothing may go on writing once we are gone."""
-        for each in running:
-            self._ray.cancel(each, force=True)
-        if running:
+    def _reason(self, error: Exception) -> str:
+        """Ray's sentence comes first, unless an error of the worker's own ends a printed trace."""
+        lines = str(error).strip().splitlines() or [""]
+        own = isinstance(error, self._ray.exceptions.RayTaskError)
+        return f"{type(error).__name__}: {lines[-1 if own else 0]}"
+
+    def _take_back(self, running: list[Any]) -> None:
+        """Nothing may go on writing once we are gone. Leaving the cluster ends our workers, so cancelling
+        is for a connection that stays; and never by force, which aborts the whole process when a task
+        ends at that moment (seen with Ray 2.60: "Tried to complete task that was not pending")."""
+        if self._joined_before and running:
+            for each in running:
+                self._ray.cancel(each)
             self._ray.wait(running, num_returns=len(running), timeout=_CANCEL_S)
 
 
-def choose_address(address: str) -> str:
-    """The cluster to join: the one named, here or in RAY_ADDRESS; the one that `ray start` left a note
-    of on this machine, if it is still there; else a new one. Ray would choose the same, but it knocks
-    for a quarter of an hour on the door of a cluster that is gone."""
+def choose_address(address: str) -> str | None:
+    """The cluster to join: the one named, here or in RAY_ADDRESS; None, which means the one that `ray
+    start` left a note of on this machine, if it is still there; else a new one. Ray would choose the
+    same, but it knocks for a quarter of an hour on the door of a cluster that is gone."""
     named = address or os.environ.get("RAY_ADDRESS", "")
+    if named and not _answers(named):
+        raise StokerError(f"no Ray cluster answers at {named}", hint=_JOIN_HINT)
     if named:
-        if not _answers(named):
-            raise StokerError(f"no Ray cluster answers at {named}", hint=_JOIN_HINT)
         return named
     noted = _noted_address()
-    return noted if noted and _answers(noted) else LOCAL
+    # Not by its address: only to a cluster it found by itself does Ray show the token of this machine.
+    return None if noted and _answers(noted) else LOCAL
+
+
+def _private_settings() -> dict[str, str]:
+    """For a cluster that lives as long as we do: it reports to nobody, and its token is not kept. Left
+    to itself Ray would write one into the home folder, and from then on ask for it on every cluster."""
+    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _noted_address() -> str:

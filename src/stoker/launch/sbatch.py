@@ -119,7 +119,8 @@ def parse_queue(answer: str) -> list[Element]:
 
 
 def holding_reason(elements: Sequence[Element]) -> str:
-    """Why nothing of a job runs yet, in Slurm's words; empty once something does."""
-    if any(element.state != "PENDING" for element in elements):
+    """Why nothing that is left of a job runs, in Slurm's words; empty while something does."""
+    left = [element for element in elements if not element.is_over]
+    if any(element.state != "PENDING" for element in left):
         return ""
-    return ", ".join(sorted({element.reason for element in elements} - {"None", ""}))
+    return ", ".join(sorted({element.reason for element in left} - {"None", ""}))

@@ -219,7 +219,7 @@ def _explain(ledger: Ledger, stage: str, todo: Sequence[int], elements: Mapping[
         if number not in ended and element:
             name = f"{element.job}_{element.index}"
             log = ledger.folder / "slurm" / f"{stage}-{name}.log"
-            ledger.fail(stage, number, f"array element {name} ended {element.state}; see {log}")
+            ledger.fail(stage, number, TaskError(f"array element {name} ended {element.state}; see {log}"))
 
 
 def _slurm(*command: str) -> str:

@@ -23,8 +23,8 @@ from stoker.manifest import NAME as MANIFEST_NAME
 from stoker.manifest import Manifest, TokenizerRecord, read_manifest, write_manifest
 from stoker.prepare import tokens
 from stoker.prepare.curate import Statistics
+from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.plan import Options, Plan, make_plan
-from stoker.prepare.tasks import TOKENIZER_NAME, Job
 from stoker.prepare.writer import Shard
 from stoker.sources.discover import check_reading, discover
 from stoker.sources.documents import Piece, Source
@@ -35,6 +35,7 @@ STATISTICS_NAME = "statistics.json"
 
 _FIRST_DOCUMENTS, _FIRST_CHARS = 64, 4096  # what an engine is tried on before it is chosen
 _FAILURES_SHOWN = 3
+_AGAIN = "the same command does what is missing, and only that"
 
 
 class Launcher(Protocol):
@@ -131,7 +132,7 @@ def submit(
         _clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
-    missing = {stage: job.ledger.missing(stage, count) for stage, count in job.plan.stages.items()}
+    missing = {stage: missing_tasks(job, stage, count) for stage, count in job.plan.stages.items()}
     jobs = queue.submit_all(job.ledger, missing, merge=("stoker.cli", "prepare", "merge", str(job.folder)))
     return Submitted(url=job.plan.out, folder=job.folder, jobs=jobs)
 
@@ -176,11 +177,17 @@ def work_folder(plan: Plan, work: Path | None) -> Path:
 
 def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Watcher) -> None:
     """Run what is missing of one stage; raises with the first failures if any is left."""
-    missing = job.ledger.missing(stage, count)
+    missing = missing_tasks(job, stage, count)
     watcher.stage(stage, total=count, done=count - len(missing))
     # Also where nothing is missing: what an earlier driver left running must end before the folder goes.
     launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
     check_stage(job, stage, count)
+
+
+def missing_tasks(job: Job, stage: str, count: int) -> list[int]:
+    """The tasks without a marker, and those whose files an accident has damaged since."""
+    missing = job.ledger.missing(stage, count)
+    return missing + job.ledger.recheck(stage, sorted(set(range(count)) - set(missing)))
 
 
 def check_stage(job: Job, stage: str, count: int) -> None:
@@ -188,19 +195,18 @@ def check_stage(job: Job, stage: str, count: int) -> None:
     failed = job.ledger.missing(stage, count)
     if not failed:
         return
-    reasons = {number: job.ledger.failure(stage, number) for number in failed}
-    for reason in reasons.values():
-        if "differs from the reference" in reason:
-            message, _, hint = reason.partition("\nhint: ")
-            raise EngineMismatchError(message, hint=hint)
-    shown = [
-        f"{stage} task {number}: {reason or 'it was not run, or was killed'}"
-        for number, reason in list(reasons.items())[:_FAILURES_SHOWN]
-    ]
+    failures = [(number, job.ledger.failure(stage, number)) for number in failed]
+    told = [(number, failure) for number, failure in failures if failure]
+    for _, failure in told:
+        if isinstance(failure, EngineMismatchError):
+            raise failure
+    shown = [f"{stage} task {number}: {failure.message}" for number, failure in told[:_FAILURES_SHOWN]]
+    hints = dict.fromkeys(failure.hint for _, failure in told[:_FAILURES_SHOWN] if failure.hint)
     raise TaskError(
-        f"{len(failed)} of {count} {stage} tasks failed\n" + "\n".join(shown),
-        hint=f"logs are in {job.folder / 'logs'}; mend the cause and run the same command again, "
-        "which does only what is missing",
+        "\n".join(
+            [f"{len(failed)} of {count} {stage} tasks are not done, {len(told)} of them failed", *shown]
+        ),
+        hint="; ".join([*hints, f"logs are in {job.folder / 'logs'}", _AGAIN]),
     )
 
 

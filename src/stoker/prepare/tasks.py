@@ -7,115 +7,36 @@ write   gather a range of keys from every spill, drop copies, write shards
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from stoker.errors import TaskError
-from stoker.launch.ledger import Ledger
 from stoker.manifest import FileRecord
 from stoker.prepare.curate import Statistics
 from stoker.prepare.encode import Encoder
+from stoker.prepare.job import Job, open_job
 from stoker.prepare.neardup import later_copies
-from stoker.prepare.plan import Plan, read_plan
+from stoker.prepare.plan import Plan
 from stoker.prepare.shuffle import KEYS, Cells, Gathered, Run, duplicates, gather
 from stoker.prepare.spill import SpillWriter, encoded_group
-from stoker.prepare.tokens import Tokenizer
 from stoker.prepare.writer import Shard, write_shard
 from stoker.spans import span
-from stoker.storage import is_local, local_path, new_file, open_store
+from stoker.storage import new_file
 
 ENTRY = "stoker.prepare.tasks:run_task"
-TOKENIZER_NAME = "tokenizer.json"
 
 
 def run_task(folder: Path, stage: str, number: int) -> None:
     """Run one task, unless its marker says that it is done."""
-    job = _open_job(folder)
+    job = open_job(folder)
     if job.ledger.result(stage, number) is None:
         with span(f"prepare.{stage}", step=number):
             {"map": _map, "match": _match, "write": _write}[stage](job, number)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A plan, its folder, and what is costly to open and serves many tasks of one process."""
-
-    plan: Plan
-    folder: Path
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(folder=self.folder, plan=self.plan.digest)
-
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(**json.loads((self.folder / TOKENIZER_NAME).read_text("utf-8")))
-
-    def results(self, stage: str) -> list[dict[str, Any]]:
-        """What every task of an earlier stage reported; all must be done."""
-        count = self.plan.stages.get(stage, 0)
-        results = [self.ledger.result(stage, number) for number in range(count)]
-        missing = [number for number, result in enumerate(results) if result is None]
-        if missing:
-            raise TaskError(
-                f"{len(missing)} of {count} {stage} tasks are not done, the first is {missing[0]}",
-                hint=f"see {self.ledger.log(stage, missing[0])}, then run the same command again",
-            )
-        return [result for result in results if result is not None]
-
-    def runs(self, epoch: int) -> list[Run]:
-        """Every spilled run, in the order of the sources."""
-        runs, first = [], 0
-        for number, result in enumerate(self.results("map")):
-            row = 0
-            for run in result["runs"]:
-                path = self.spill(number).with_name(f"{self.spill(number).name}.e{epoch}.tokens")
-                runs.append(Run(path=path, row=row, first=first, **run))
-                row += run["documents"]
-                first += run["tokens"]
-        return runs
-
-    def spill(self, number: int) -> Path:
-        return self.folder / "spill" / f"map-{number:05d}"
-
-    def drops(self, number: int) -> Path:
-        return self.folder / "drops" / f"match-{number:05d}.u64"
-
-    @property
-    def bands(self) -> int:
-        return self.plan.sketch.bands if self.plan.sketch else 0
-
-    @property
-    def target(self) -> Path:
-        """Where shards are written: on the output's filesystem, but out of sight until all are there."""
-        if is_local(self.plan.out):
-            return local_path(self.plan.out).resolve() / f".stoker-{self.plan.digest[:16]}" / "shards"
-        return self.folder / "upload"
-
-    def deliver(self, shards: list[Shard]) -> list[FileRecord]:
-        """Upload shards bound for an object store; returns the files that stay here."""
-        files = [file for shard in shards for file in shard.record.files]
-        if is_local(self.plan.out):
-            return [
-                replace(file, name=os.path.relpath(self.target / file.name, self.folder)) for file in files
-            ]
-        store = open_store(self.plan.out)
-        for file in files:
-            store.write(file.name, self.target / file.name)
-            (self.target / file.name).unlink()
-        return []
-
-
-@lru_cache(maxsize=1)
-def _open_job(folder: Path) -> Job:
-    return Job(plan=read_plan(folder), folder=folder)
 
 
 # --- map ------------------------------------------------------------------------------------------
@@ -123,7 +44,7 @@ def _open_job(folder: Path) -> Job:
 
 @lru_cache(maxsize=1)
 def _encoder(folder: Path) -> Encoder:
-    job = _open_job(folder)
+    job = open_job(folder)
     return Encoder(job.plan, job.tokenizer())
 
 
@@ -162,7 +83,8 @@ def _match(job: Job, number: int) -> None:
     path = job.drops(number)
     with new_file(path) as file:
         file.write(found.astype("<u8").tobytes())
-    record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=found.nbytes, xxh3="")
+    digest = xxhash.xxh3_64_hexdigest(found.tobytes())
+    record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=found.nbytes, xxh3=digest)
     job.ledger.complete("match", number, result={"near": band < job.bands}, files=[record])
 
 

@@ -1,0 +1,229 @@
+"""Batches from chunks: one vectorised gather into a reused buffer for a whole group of batches.
+
+A group's buffer holds [rows, seq_len + 1] tokens; `input_ids` and `labels` are two views of it, one token
+apart. A buffer is used again only when nobody holds a view of it any more, so batches may be kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from stoker.errors import BadShardError
+from stoker.load.chunks import Chunk
+from stoker.load.engines import Bytes, page_aligned
+from stoker.load.layout import Documents, Windows
+from stoker.load.order import Draw, Integers
+from stoker.load.plan import Task
+
+Array = npt.NDArray[Any]
+Batch = dict[str, Any]  # name → array; or what a user's transform and collate make
+
+IGNORED = -100  # the label that losses leave out, in torch and everywhere since
+
+
+class Assembler(Protocol):
+    """Makes the batches of a task. Called from one thread; `held` are the chunks of `chunk_of`. Counts the
+    damaged samples it left out; tells `on_sample` what it works on, where that is slow."""
+
+    skipped: int
+    on_sample: Callable[[str], None]
+
+    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]: ...
+
+
+def ignore(status: str) -> None:
+    """Nobody asked."""
+
+
+class Buffers:
+    """Arrays that are handed out again when nobody holds them any more."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Array] = []
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        for number in range(len(self._arrays)):
+            # two references: the list's, and that of the call itself. Every view of an array counts.
+            if sys.getrefcount(self._arrays[number]) == 2:
+                array = self._arrays[number]
+                if array.dtype == dtype and array.shape[1:] == shape[1:] and len(array) >= shape[0]:
+                    return array[: shape[0]]
+                del self._arrays[number]  # of another group size: it is not coming back
+                break
+        array = np.empty(shape, dtype)
+        self._arrays.append(array)
+        return array
+
+
+class Arena:
+    """Room for chunks of one size, side by side, seen as tokens."""
+
+    def __init__(self, slots: int, slot_bytes: int) -> None:
+        self.slot_bytes = -(-slot_bytes // 64) * 64
+        self._memory = page_aligned(slots * self.slot_bytes)
+
+    @property
+    def bytes(self) -> int:
+        return self._memory.nbytes
+
+    def slot(self, number: int) -> Bytes:
+        return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+    def windows(self, dtype: np.dtype[Any], length: int) -> Array:
+        """Every stretch of `length` tokens, as rows of a view: row i starts at token i."""
+        tokens = self._memory.view(dtype)
+        step = dtype.itemsize
+        return as_strided(tokens, (len(tokens) - length + 1, length), (step, step), writeable=False)
+
+
+class WindowAssembler:
+    """Fixed windows of the token stream."""
+
+    def __init__(
+        self,
+        layouts: Sequence[Windows],
+        arena: Callable[[], Arena],
+        *,
+        batch_size: int,
+        dtype: np.dtype[Any] | None,
+        labels: str = "next",
+        documents: Sequence[Documents] | None = None,
+    ) -> None:
+        self._layouts, self._arena, self._batch_size = layouts, arena, batch_size
+        self._dtype = dtype or layouts[0].dtype
+        self._seen: Arena | None = None
+        self._views: list[Array] = []
+        self._labels, self._documents = labels, documents
+        self._buffers = Buffers()
+        self.skipped = 0
+        self.on_sample: Callable[[str], None] = ignore
+
+    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
+        rows = np.arange(len(task.draw))
+        if any(chunk.damaged for chunk in held):
+            rows = self._whole_rows(task.draw, held, chunk_of)
+        return self._batches(task, self._tokens(task.draw, held, chunk_of, rows), rows)
+
+    def _tokens(self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers, rows: Integers) -> Any:
+        """The tokens of these rows, [rows, seq_len + 1]."""
+        tokens = self._buffers.take((len(draw), self._layouts[0].seq_len + 1), self._dtype)
+        slots = np.array([chunk.slot for chunk in held])[chunk_of]
+        datasets = np.unique(draw.dataset).tolist() if len(self._layouts) > 1 else [0]
+        for which in datasets:
+            if len(datasets) == 1:
+                tokens[...] = self._gather(which, draw, slots, rows)
+            else:
+                mine = np.flatnonzero(draw.dataset[rows] == which)
+                tokens[mine] = self._gather(which, draw, slots, rows[mine])
+        return tokens
+
+    def _gather(self, which: int, draw: Draw, slots: Integers, rows: Integers) -> Array:
+        layout, arena = self._layouts[which], self._arena()
+        if arena is not self._seen:  # it is another one when it had to grow
+            self._views = [arena.windows(one.dtype, one.seq_len + 1) for one in self._layouts]
+            self._seen = arena
+        in_chunk = layout.token_in_chunk(draw.sample[rows], draw.first[rows])
+        gathered: Array = self._views[which][
+            slots[rows] * (arena.slot_bytes // layout.dtype.itemsize) + in_chunk
+        ]
+        return gathered
+
+    def _batches(self, task: Task, tokens: Any, rows: Integers) -> list[Batch]:  # an array, or a tensor
+        extras = self._document_extras(task.draw, rows) if self._documents else {}
+        batches: list[Batch] = []
+        for start in range(0, len(tokens), self._batch_size):
+            stop = start + self._batch_size
+            batch: Batch = {"input_ids": tokens[start:stop, :-1]}
+            if self._labels:
+                batch["labels"] = (
+                    tokens[start:stop, 1:] if self._labels == "next" else tokens[start:stop, :-1]
+                )
+            batch.update({name: array[start:stop] for name, array in extras.items()})
+            if extras:
+                batch["cu_seqlens"] = cu_seqlens(batch["position_ids"])
+            if task.real is not None:
+                batch["real"] = task.real[start:stop]
+            batches.append(batch)
+        return batches
+
+    def _whole_rows(self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers) -> Integers:
+        """Which row stands where: a damaged one gives its place to the next whole one, and is counted."""
+        good = np.ones(len(draw), bool)
+        for number in (n for n, chunk in enumerate(held) if chunk.damaged):
+            mine = np.flatnonzero(chunk_of == number)
+            layout = self._layouts[int(draw.dataset[mine[0]])]
+            token = layout.dtype.itemsize
+            starts = layout.token_in_chunk(draw.sample[mine], draw.first[mine]) * token
+            good[mine] = untouched(starts, starts + (layout.seq_len + 1) * token, held[number].damaged)
+        self.skipped += int((~good).sum())
+        return next_good(good)
+
+    def _document_extras(self, draw: Draw, rows: Integers) -> dict[str, Array]:
+        """Which document each token belongs to, counted in its row, and its position there."""
+        assert self._documents is not None
+        seq_len = self._layouts[0].seq_len
+        starts_here = np.zeros((len(rows), seq_len), bool)
+        for which, (layout, documents) in enumerate(zip(self._layouts, self._documents, strict=True)):
+            mine = np.flatnonzero(draw.dataset[rows] == which)
+            samples = draw.sample[rows[mine]]
+            shards, tokens = layout.shard_of(samples), layout.token_in_shard(samples)
+            for shard in np.unique(shards).tolist():
+                bounds = documents.bounds(shard) // layout.dtype.itemsize
+                here = shards == shard
+                _mark_starts(starts_here, mine[here], tokens[here], bounds)
+        return documents_of(starts_here)
+
+
+def _mark_starts(marks: Array, rows: Integers, tokens: Integers, bounds: Integers) -> None:
+    low = np.searchsorted(bounds, tokens, side="left")
+    high = np.searchsorted(bounds, tokens + marks.shape[1], side="left")
+    row, bound = np.repeat(np.arange(len(rows)), high - low), ragged(low, high - low)
+    marks[rows[row], bounds[bound] - tokens[row]] = True
+
+
+def documents_of(starts_here: Array) -> dict[str, Array]:
+    """Document and position ids from marks where documents start."""
+    columns = np.arange(starts_here.shape[1])
+    latest = np.maximum.accumulate(np.where(starts_here, columns, 0), axis=1)
+    ids = np.cumsum(starts_here, axis=1)
+    return {"document_ids": ids - ids[:, :1], "position_ids": columns - latest}
+
+
+def cu_seqlens(position_ids: Array) -> Array:
+    """Where each document of a batch starts when its rows are laid end to end, and the end: what
+    block-diagonal attention kernels take."""
+    starts = np.flatnonzero(position_ids.reshape(-1) == 0)
+    return np.append(starts, position_ids.size).astype(np.int32)
+
+
+def ragged(starts: Integers, lengths: Integers) -> Integers:
+    """The numbers start, start + 1, ... of each stretch, one stretch after the other."""
+    ends = np.cumsum(lengths)
+    steps = np.arange(int(ends[-1]) if len(ends) else 0)
+    numbers: Integers = steps + np.repeat(starts - (ends - lengths), lengths)
+    return numbers
+
+
+def untouched(starts: Integers, stops: Integers, damaged: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    good = np.ones(len(starts), bool)
+    for first, last in damaged:
+        good &= (stops <= first) | (starts >= last)
+    return good
+
+
+def next_good(good: npt.NDArray[np.bool_]) -> Integers:
+    """For each row, itself if it is good, or the next good one, going round."""
+    whole = np.flatnonzero(good)
+    if not len(whole):
+        raise BadShardError(
+            f"all {len(good)} samples of a group of batches are damaged",
+            hint="stage or copy the shards again; `stoker prepare verify` lists what is damaged",
+        )
+    rows: Integers = whole[np.searchsorted(whole, np.arange(len(good))) % len(whole)]
+    return rows

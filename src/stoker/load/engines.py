@@ -1,0 +1,101 @@
+"""Ways to read a file: `pread` into buffers of ours (the default), O_DIRECT, or a memory map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_PAGE = 4096  # what O_DIRECT wants offsets, lengths and addresses to be multiples of
+
+
+class Engine(Protocol):
+    """One way to read. `read` fills the whole buffer from any thread, or raises OSError or EOFError."""
+
+    def open(self, path: Path) -> Any: ...
+    def read(self, handle: Any, offset: int, out: Bytes) -> None: ...
+    def close(self, handle: Any) -> None: ...
+
+
+class Pread:
+    """Through the page cache, into a buffer of the caller's."""
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, handle: int, offset: int, out: Bytes) -> None:
+        view = out.data
+        while len(view):
+            got = os.preadv(handle, [view], offset)
+            if not got:
+                raise EOFError
+            view, offset = view[got:], offset + got
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+
+class Direct(Pread):
+    """Past the page cache (O_DIRECT): for corpora larger than memory, read once."""
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+
+    def read(self, handle: int, offset: int, out: Bytes) -> None:
+        lead = offset % _PAGE
+        wanted = lead + len(out)
+        whole = self._scratch.take(-(-wanted // _PAGE) * _PAGE)
+        view, at = whole.data, 0
+        while at < wanted:
+            got = os.preadv(handle, [view[at:]], offset - lead + at)
+            if not got:
+                raise EOFError
+            at += got
+        out[:] = whole[lead:wanted]
+
+
+class Mapped:
+    """Through a memory map: nothing is copied twice, but every page touched counts as this process's."""
+
+    def open(self, path: Path) -> Bytes:
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
+    def read(self, handle: Bytes, offset: int, out: Bytes) -> None:
+        part = handle[offset : offset + len(out)]
+        if len(part) < len(out):
+            raise EOFError
+        out[:] = part
+
+    def close(self, handle: Bytes) -> None:
+        pass  # unmapped with its last view
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"pread": Pread, "direct": Direct, "mmap": Mapped}
+
+
+class Scratch(threading.local):
+    """A page-aligned buffer per thread, grown as needed."""
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> Bytes:
+        if len(self._buffer) < size:
+            self._buffer = page_aligned(size)
+        return self._buffer[:size]
+
+
+def page_aligned(size: int) -> Bytes:
+    """Anonymous memory of our own, aligned to a page."""
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]

@@ -1,0 +1,309 @@
+"""`Loader`: batches from local shards, in an order that any world size can resume.
+
+    for batch in stoker.Loader("corpus", batch_size=8, seq_len=2048):
+        ...
+
+A loop over it is one epoch; the next loop is the next epoch. A loop that was left early goes on where it
+was (with shuffle="off", which is for evaluation, it starts over). `state_dict` is the position of the
+whole job, the same on every rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol
+
+from stoker.errors import UsageError
+from stoker.load.batch import Batch
+from stoker.load.build import make_engine, make_parts, usable_cores
+from stoker.load.dataset import Dataset, Source, open_dataset
+from stoker.load.options import LoaderOptions
+from stoker.load.order import lanes_for
+from stoker.load.pipeline import Background, Group, Inline, Readers
+from stoker.load.plan import Cursor
+from stoker.load.reader import Files
+from stoker.load.tune import Choice, Limits, Setting, Tuner
+from stoker.load.workers import Processes, Recipe
+
+STATE_VERSION = 1
+
+_MOST_READERS = 16  # page-cache reads reached 64 GB/s with 16 threads on the H200 machine
+
+
+_NO_GROUP = Group(batches=(), after=())
+
+
+class Pipeline(Protocol):
+    """Hands over groups; the consumer calls both from one thread."""
+
+    def next(self) -> Group: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderReport:
+    """What a loader did and chose so far."""
+
+    batches: int
+    skipped_samples: int
+    damaged_blocks: int
+    damage: tuple[str, ...]
+    chunk_bytes_held: int
+    read_alone: bool
+    reader: str
+    choices: tuple[Choice, ...]
+
+
+class Loader:
+    """Batches of one rank. Iterate, `close` (or use as a context manager)."""
+
+    def __init__(
+        self,
+        dataset: Source | Sequence[Source],
+        *,
+        files: Files | None = None,
+        weights: Sequence[float] = (),
+        **options: Any,  # the fields of LoaderOptions
+    ) -> None:
+        self.options = LoaderOptions(**options)
+        sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
+        self._sources, self._files = sources, files
+        self._datasets = [self._open(source, files) for source in sources]
+        self._weights = tuple(weights) or (1.0,) * len(sources)
+        self._lanes = self.options.lanes or lanes_for(self.options.world.size)
+        self._begin, self._resumed = Cursor(), False
+        self._delivered = self._skipped_by_processes = 0
+        self._finish = _finisher(self.options.output)
+        self._pipeline: Pipeline | None = None
+        self._close_pipeline: weakref.finalize[Any, Any] | None = None
+        self._group, self._given = _NO_GROUP, 0
+        self._build()
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.options.shuffle == "off" and not self._resumed:
+            self._go_to(Cursor(epoch=self.epoch))
+        self._resumed = False
+        some = False
+        while True:
+            while self._given < len(self._group.batches):
+                batch = self._group.batches[self._given]
+                self._given += 1
+                self._delivered += 1
+                some = True
+                yield batch
+            self._next_group()
+            if not self._group.batches:  # an epoch ended: this one, unless it was handed out before
+                if some:
+                    return
+                self._check_enough()
+
+    def __len__(self) -> int:
+        """Batches in an epoch, on every rank."""
+        batches = self._parts.planner.batches(Cursor(epoch=self.epoch))
+        if batches is None:
+            raise TypeError(
+                "with best-fit packing the number of batches is known only at the end of an epoch"
+            )
+        return batches
+
+    @property
+    def batch_size(self) -> int:
+        return self.options.batch_size
+
+    @property
+    def makes_on_device(self) -> bool:
+        """Whether batches are gathered on the device already."""
+        return self._engine.on_device
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor().epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the whole job is, after the batches handed out so far; the same on every rank."""
+        cursor = self._cursor()
+        return {
+            "version": STATE_VERSION,
+            "epoch": cursor.epoch,
+            "position": cursor.position,
+            "row": cursor.row,
+            "order": self._order_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved position, on any world size. The order is the one it was saved with."""
+        if state.get("version") != STATE_VERSION:
+            raise UsageError(
+                f"a loader state of version {state.get('version')!r} cannot be read here",
+                hint=f"this stoker reads version {STATE_VERSION}",
+            )
+        self._check_order(state["order"])
+        self._go_to(Cursor(epoch=state["epoch"], position=state["position"], row=state["row"]))
+        self._resumed = True
+        if state["order"]["lanes"] != self._lanes:
+            self._lanes = state["order"]["lanes"]
+            self._build()
+
+    def report(self) -> LoaderReport:
+        """What was read, skipped and chosen so far."""
+        damage = [dataset.reader.damage for dataset in self._datasets]
+        return LoaderReport(
+            batches=self._delivered,
+            skipped_samples=self._engine.assembler.skipped + self._skipped_by_processes,
+            damaged_blocks=sum(one.blocks for one in damage),
+            damage=tuple(name for one in damage for name in one.named),
+            chunk_bytes_held=self._engine.store.bytes,
+            read_alone=self._parts.alone,
+            reader=self._engine.reader,
+            choices=tuple(self._tuner.history()),
+        )
+
+    def items(
+        self, cursor: Cursor, *, begin: int, first: int, step: int, on_sample: Callable[[str], None]
+    ) -> Iterator[tuple[int, Group]]:
+        """Every step-th group of the stream from `cursor` on, whose first group has the number `begin`:
+        what a worker process makes."""
+        self._engine.assembler.on_sample = on_sample
+        return self._engine.maker.some_groups(cursor, begin=begin, first=first, step=step)
+
+    def close(self) -> None:
+        """End the threads and close the files; safe twice."""
+        self._stop()
+        self._close_parts()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, source: Source, files: Files | None) -> Dataset:
+        # cuFile reads what has been verified; the first, verifying read is an ordinary one
+        engine = "pread" if self.options.reader == "cufile" else self.options.reader
+        return open_dataset(source, files=files, engine=engine, on_corrupt=self.options.on_corrupt)
+
+    def _build(self) -> None:
+        options = self.options
+        self._parts = make_parts(self._datasets, options, weights=self._weights, lanes=self._lanes)
+        groups = (options.memory // 4) // (self._parts.batch_bytes * self._parts.group)
+        limits = Limits(depth=max(2, min(16, groups)), readers=options.readers or _most_readers())
+        first = Setting(depth=2, readers=options.readers or min(2, limits.readers))
+        self._tuner = Tuner(first, limits)
+        self._readers = Readers(0)
+        threads = None if options.workers == "inline" else self._readers
+        self._engine = make_engine(self._parts, options, threads=threads, finish=self._finish)
+        self._close_parts = weakref.finalize(self, _close_parts, self._readers, self._datasets)
+
+    def _cursor(self) -> Cursor:
+        """Where the job is after the batches handed out so far."""
+        return self._group.after[self._given - 1] if self._given else self._begin
+
+    def _go_to(self, cursor: Cursor) -> None:
+        self._stop()
+        self._begin = cursor
+
+    def _next_group(self) -> None:
+        if self._pipeline is None:
+            self._start()
+        assert self._pipeline is not None
+        group = self._pipeline.next()
+        self._engine.accept(group.batches, group.ready)
+        self._begin = self._cursor()
+        self._group, self._given = group, 0
+
+    def _check_enough(self) -> None:
+        if self._parts.planner.batches(Cursor(epoch=self.epoch)) == 0:
+            samples = sum(layout.samples for layout in self._parts.layouts)
+            wanted = self.options.batch_size * self.options.world.size
+            raise UsageError(
+                f"the dataset has {samples:,} samples, a global batch takes {wanted:,}",
+                hint="use a smaller batch_size, a shorter seq_len, or tail='pad'",
+            )
+
+    def _start(self) -> None:
+        if self.options.workers == "inline":
+            self._pipeline = Inline(self._engine.maker, self._begin)
+        elif self.options.workers == "process":
+            self._pipeline = Processes(self._recipe(), finish=self._finish)
+            self._close_pipeline = weakref.finalize(self, self._pipeline.close)
+        else:
+            self._pipeline = Background(
+                self._engine.maker,
+                self._begin,
+                readers=self._readers,
+                tuner=self._tuner,
+                ahead=self._parts.ahead,
+            )
+            self._close_pipeline = weakref.finalize(self, self._pipeline.close)
+
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            sources=self._sources,
+            files=self._files,
+            weights=self._weights,
+            options=replace(self.options, lanes=self._lanes),
+            cursor=self._begin,
+            begin=0,
+            first=0,
+            workers=self.options.processes,
+        )
+
+    def _stop(self) -> None:
+        self._begin = self._cursor()
+        self._group, self._given = _NO_GROUP, 0
+        if isinstance(self._pipeline, Processes):
+            self._skipped_by_processes += self._pipeline.skipped
+        if self._pipeline:
+            self._pipeline.close()
+            self._pipeline = None
+        if self._close_pipeline:
+            self._close_pipeline.detach()
+
+    def _order_state(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "datasets": [dataset.fingerprint() for dataset in self._datasets],
+            "weights": list(self._weights),
+            "seed": options.seed,
+            "shuffle": options.shuffle,
+            "packing": options.packing,
+            "seq_len": options.seq_len,
+            "chunk_bytes": options.chunk_bytes,
+            "window": options.window,
+            "lanes": self._lanes,
+        }
+
+    def _check_order(self, saved: dict[str, Any]) -> None:
+        mine = self._order_state()
+        differing = [name for name in mine if name != "lanes" and mine[name] != saved.get(name)]
+        if differing:
+            shown = ", ".join(f"{name} {saved.get(name)!r} (here {mine[name]!r})" for name in differing)
+            raise UsageError(
+                f"the saved position belongs to another order: {shown}",
+                hint="make the loader with the same dataset and options, or start without the saved state",
+            )
+
+
+def _most_readers() -> int:
+    return min(_MOST_READERS, usable_cores())
+
+
+def _finisher(output: str) -> Callable[[Batch], Batch]:
+    if output == "numpy":
+        return lambda batch: batch
+    from stoker.load.device import as_tensors  # the one home of torch
+
+    return as_tensors
+
+
+def _close_parts(readers: Readers, datasets: Sequence[Dataset]) -> None:
+    readers.shutdown()
+    for dataset in datasets:
+        with suppress(OSError):
+            dataset.reader.close()

@@ -1,0 +1,267 @@
+"""From tasks to batches: in the caller's thread, or in a thread of its own that stays ahead.
+
+A group is what one task makes. The background thread plans, gathers and hands over whole groups, because
+handing over single batches costs more than making them; reading threads fill chunks ahead of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stoker import spans
+from stoker.load.batch import Assembler, Batch
+from stoker.load.chunks import ChunkCache, Key
+from stoker.load.order import Draw, Integers
+from stoker.load.plan import Cursor, Planner, Task
+from stoker.load.tune import Limits, Seen, Setting, Tuner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Batches ready to use, and the cursor after each. No batches: an epoch ended here."""
+
+    batches: Sequence[Batch]
+    after: Sequence[Cursor]
+    ready: Any = None  # on a device: the event after which the batches are there
+
+
+class Maker:
+    """Makes groups from a cursor on, epoch after epoch. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        cache: Callable[[int], ChunkCache],
+        assembler: Assembler,
+        *,
+        group: int,
+        alone: bool = False,
+        finish: Callable[[Batch], Batch] = lambda batch: batch,
+        made: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
+        self._alone, self._mark_made = alone, made
+        self._group = group
+        self._made = 0
+        self.ahead = 1  # tasks whose chunks are being read ahead
+        self.reading_s = 0.0
+
+    def groups(self, cursor: Cursor) -> Iterator[Group]:
+        """Every group from here on, without end."""
+        self._made = 0
+        planned: deque[tuple[Task | None, list[Key], Integers]] = deque()
+        tasks = self._tasks(cursor)
+        while True:
+            while len(planned) <= self.ahead:
+                planned.append(self._with_keys(next(tasks)))
+            task, keys, chunk_of = planned.popleft()
+            if task is None:
+                yield Group(batches=(), after=())
+                continue
+            yield self._make(task, keys, chunk_of, [more for _, more, _ in planned])
+            self._made += 1
+
+    def some_groups(
+        self, cursor: Cursor, *, begin: int, first: int, step: int
+    ) -> Iterator[tuple[int, Group]]:
+        """Groups first, first + step, ... of the stream, one batch each; all others are only planned."""
+        self._group = 1
+        for number, task in enumerate(self._tasks(cursor), start=begin):
+            if number < first or (number - first) % step:
+                continue
+            if task is None:
+                yield number, Group(batches=(), after=())
+            else:
+                planned, keys, chunk_of = self._with_keys(task)
+                assert planned is not None
+                yield number, self._make(planned, keys, chunk_of, [])
+
+    def _tasks(self, cursor: Cursor) -> Iterator[Task | None]:
+        for epoch in itertools.count(cursor.epoch):
+            begin = cursor if epoch == cursor.epoch else Cursor(epoch=epoch)
+            yield from self._planner.epoch(begin, group=self._next_group)
+            yield None
+
+    def _next_group(self) -> int:
+        """Batches in the next task: few at first, because every lane's first chunk has to be read and
+        verified, and the first batch should not wait for all of them."""
+        return min(self._group, 1 << self._made)
+
+    def _with_keys(self, task: Task | None) -> tuple[Task | None, list[Key], Integers]:
+        if task is None:
+            return None, [], np.empty(0, np.int64)
+        if self._alone:
+            task = replace(task, draw=alone(task.draw))
+        return task, *chunk_keys(task.draw)
+
+    def _make(self, task: Task, keys: list[Key], chunk_of: Integers, soon: list[list[Key]]) -> Group:
+        cache = self._cache(len(keys))
+        begin = time.monotonic()
+        needed = set(keys)
+        cache.prefetch(keys, keep=needed)
+        for more in soon:
+            needed.update(more)
+            cache.prefetch(more, keep=needed)
+        held = cache.hold(keys)
+        read = time.monotonic()
+        self.reading_s += read - begin
+        batches = self._assembler.assemble(task, held, chunk_of)
+        finished = tuple(self._finish(batch) for batch in batches)
+        spans.emit("load.read", start=begin, end=read)
+        spans.emit("load.assemble", start=read, end=time.monotonic())
+        return Group(batches=finished, after=task.after, ready=self._mark_made())
+
+
+def alone(draw: Draw) -> Draw:
+    """The same samples, each read by itself: for when the chunks they lie in do not fit in memory."""
+    return Draw(sample=draw.sample, first=draw.sample, stop=draw.sample + 1, dataset=draw.dataset)
+
+
+def chunk_keys(draw: Draw) -> tuple[list[Key], Integers]:
+    """The chunks a draw needs, and which of them each row is in."""
+    _, index, which = np.unique(draw.dataset * (1 << 48) + draw.first, return_index=True, return_inverse=True)
+    keys = zip(
+        draw.dataset[index].tolist(), draw.first[index].tolist(), draw.stop[index].tolist(), strict=True
+    )
+    return list(keys), which
+
+
+class Inline:
+    """Makes each group when it is asked for."""
+
+    def __init__(self, maker: Maker, cursor: Cursor) -> None:
+        maker.ahead = 0
+        self._groups = maker.groups(cursor)
+
+    def next(self) -> Group:
+        return next(self._groups)
+
+    def close(self) -> None:
+        self._groups.close()  # type: ignore[attr-defined]  # a generator
+
+
+class Background:
+    """Makes groups ahead in a thread. The consumer calls `next` and `close`, from one thread."""
+
+    def __init__(
+        self, maker: Maker, cursor: Cursor, *, readers: Readers, tuner: Tuner, ahead: int = 1
+    ) -> None:
+        self._ready: deque[Group | BaseException] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._tuner, self._readers, self._maker, self._ahead = tuner, readers, maker, ahead
+        self._set()
+        self._waited_s, self._began = 0.0, time.monotonic()
+        self._thread = threading.Thread(target=self._run, args=(cursor,), name="stoker-load", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Group:
+        with self._changed:
+            if not self._ready:
+                begin = time.monotonic()
+                while not self._ready:
+                    self._changed.wait()
+                self._waited_s += (end := time.monotonic()) - begin
+                spans.emit("load.wait", start=begin, end=end)
+            group = self._ready.popleft()
+            self._changed.notify_all()
+        if isinstance(group, BaseException):
+            raise group
+        return group
+
+    def close(self) -> None:
+        """Stop the thread; safe twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._ready.clear()
+
+    def _run(self, cursor: Cursor) -> None:
+        try:
+            for group in self._maker.groups(cursor):
+                if not self._hand_over(group):
+                    return
+                self._tune()
+        except BaseException as error:
+            self._hand_over(error)
+
+    def _hand_over(self, group: Group | BaseException) -> bool:
+        with self._changed:
+            while len(self._ready) >= self._tuner.setting.depth and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return False
+            self._ready.append(group)
+            self._changed.notify_all()
+            return True
+
+    def _tune(self) -> None:
+        seen = Seen(
+            wall_s=time.monotonic() - self._began,
+            consumer_s=self._waited_s,
+            reading_s=self._maker.reading_s,
+        )
+        if self._tuner.after_group(seen):
+            self._set()
+
+    def _set(self) -> None:
+        """Let every reader have a chunk to read: plan as many tasks ahead as that takes."""
+        self._readers.resize(self._tuner.setting.readers)
+        self._maker.ahead = self._tuner.setting.readers * self._ahead
+
+
+class Readers(Executor):
+    """Reading threads whose number can change while they work."""
+
+    def __init__(self, threads: int) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self.resize(threads)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._work.put((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def resize(self, threads: int) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for _ in range(len(self._threads), threads):
+            thread = threading.Thread(target=self._run, name="stoker-read", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        for _ in range(threads, len(self._threads)):
+            self._work.put(None)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads once they have done what was asked; safe twice."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+        self._threads = []
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, call = work
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del work, future, call  # an idle thread holds nothing
+
+
+def begin_tuner(*, depth: int, readers: int, limits: Limits) -> Tuner:
+    return Tuner(Setting(depth=min(depth, limits.depth), readers=min(readers, limits.readers)), limits)

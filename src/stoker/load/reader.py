@@ -1,0 +1,235 @@
+"""Reading shard files: verified, shared by all reading threads.
+
+Every block has a digest beside the manifest. It is checked when a block is first read, by reading the
+whole block, and remembered; after that reads take just the bytes they need. A bad block raises, or is
+remembered as bad for the caller to skip and count, by policy.
+
+Any thread may call any method.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stoker.errors import BadShardError, StorageError, UsageError
+from stoker.formats.zstd import SeekableReader
+from stoker.load.engines import ENGINES, Bytes, Engine, Scratch
+
+_OPEN_FILES = 256  # kept open; beyond that a file is opened for one read
+
+
+class Files(Protocol):
+    """Where the dataset's files lie: a folder, or a cache that brings them near first. Called from
+    reading threads."""
+
+    def local_path(self, name: str) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder on a mounted filesystem."""
+
+    root: Path
+
+    def local_path(self, name: str) -> Path:
+        return self.root / name
+
+
+@dataclass(kw_only=True, slots=True)
+class Damage:
+    """What was found bad so far."""
+
+    blocks: int = 0
+    samples: int = 0
+    named: list[str] = field(default_factory=list)
+
+
+class ShardReader:
+    """Reads stretches of a dataset's files and verifies each block the first time."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        sizes: dict[str, int],
+        digests: dict[str, npt.NDArray[np.uint64]],
+        block_bytes: int,
+        engine: str = "pread",
+        on_corrupt: str = "raise",
+    ) -> None:
+        if on_corrupt not in ("raise", "skip"):
+            raise UsageError(f"on_corrupt={on_corrupt!r} is unknown", hint="use 'raise' or 'skip'")
+        if engine not in ENGINES:
+            raise UsageError(f"reader={engine!r} is unknown", hint=f"use one of {', '.join(ENGINES)}")
+        self._engine = ENGINES[engine]()
+        self._files, self._sizes, self._digests = files, sizes, digests
+        self._block_bytes = block_bytes
+        self._skip = on_corrupt == "skip"
+        self._good = {name: np.zeros(len(blocks), bool) for name, blocks in digests.items()}
+        self._bad: dict[str, set[int]] = {}
+        self._handles: dict[str, Any] = {}
+        self._scratch = Scratch()
+        self._lock = threading.Lock()
+        self.damage = Damage()
+
+    def read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
+        """Fill `out` with the bytes from `start` on; the stretches of it that are damaged (by policy)."""
+        with self._opened(name) as handle:
+            self._read_bytes(name, handle, start, out)
+            if not len(self._digests[name]):
+                return []
+            first, last = start // self._block_bytes, (start + len(out) - 1) // self._block_bytes
+            for block in (first + np.flatnonzero(~self._good[name][first : last + 1])).tolist():
+                self._verify(name, handle, block, start, out)
+        return self._bad_parts(name, start, len(out)) if name in self._bad else []
+
+    def path_if_verified(self, name: str, start: int, stop: int) -> Path | None:
+        """The file, if all blocks of this stretch have been found good."""
+        first, last = start // self._block_bytes, (stop - 1) // self._block_bytes
+        return self._files.local_path(name) if self._good[name][first : last + 1].all() else None
+
+    def _verify(self, name: str, handle: Any, block: int, start: int, out: Bytes) -> None:
+        begin = block * self._block_bytes
+        end = min(begin + self._block_bytes, self._sizes[name])
+        inside = out[max(0, begin - start) : end - start]
+        whole = inside
+        if len(inside) < end - begin:
+            whole = self._scratch.take(end - begin)
+            self._read_bytes(name, handle, begin, whole)
+            # what is handed on must be the very bytes that were verified
+            from_start = max(start - begin, 0)
+            inside[:] = whole[from_start : from_start + len(inside)]
+        if xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block]):
+            self._good[name][block] = True
+        else:
+            self._mark_bad(name, block)
+
+    def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> None:
+        try:
+            if handle is not None:
+                self._engine.read(handle, start, out)
+        except EOFError:
+            self._unreadable(
+                name, f"ends before byte {start + len(out):,}, its manifest says {self._sizes[name]:,}"
+            )
+        except OSError as error:
+            self._unreadable(name, f"cannot be read at byte {start:,}: {error.strerror}")
+
+    def _mark_bad(self, name: str, block: int) -> None:
+        at = block * self._block_bytes
+        problem = (
+            f"{name}: block {block} (bytes {at:,} to {at + self._block_bytes:,}) differs from its digest"
+        )
+        with self._lock:
+            if block in self._bad.setdefault(name, set()):
+                return
+            self._bad[name].add(block)
+            self.damage.blocks += 1
+            self.damage.named.append(problem)
+        if not self._skip:
+            raise BadShardError(f"{problem}: its data is damaged", hint=self._cure(name))
+
+    def _unreadable(self, name: str, what: str) -> None:
+        if not self._skip:
+            raise BadShardError(f"{name} {what}", hint=self._cure(name))
+        # the digests will not match what is in the buffer, which marks the blocks as bad
+
+    def _bad_parts(self, name: str, start: int, length: int) -> list[tuple[int, int]]:
+        size = self._block_bytes
+        parts = ((b * size - start, (b + 1) * size - start) for b in sorted(self._bad[name]))
+        return [(max(0, a), min(length, z)) for a, z in parts if a < length and z > 0]
+
+    def _cure(self, name: str) -> str:
+        return (
+            f"delete {self._files.local_path(name)} and stage or copy it again; `stoker prepare verify` "
+            "lists all damage; on_corrupt='skip' trains on without it"
+        )
+
+    def _opened(self, name: str) -> _Opened:
+        with self._lock:
+            if name in self._handles:
+                return _Opened(self._engine, self._handles[name], keep=True)
+        try:
+            handle = self._engine.open(self._files.local_path(name))
+        except OSError as error:
+            if self._skip:
+                self._unreadable(name, str(error))
+                return _Opened(self._engine, None, keep=True)
+            raise StorageError(
+                f"cannot open {self._files.local_path(name)}: {error.strerror}", hint=self._open_hint(error)
+            ) from error
+        with self._lock:
+            keep = name not in self._handles and len(self._handles) < _OPEN_FILES
+            if keep:
+                self._handles[name] = handle
+        return _Opened(self._engine, handle, keep=keep)
+
+    @staticmethod
+    def _open_hint(error: OSError) -> str:
+        if error.errno == 22:
+            return "this filesystem has no O_DIRECT: use reader='pread'"
+        return "check that the shard was staged, and its permissions"
+
+    def close(self) -> None:
+        """Close the files; safe twice."""
+        with self._lock:
+            handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            with suppress(OSError):
+                self._engine.close(handle)
+
+
+class _Opened:
+    """A handle for one read, closed after it unless it is kept."""
+
+    def __init__(self, engine: Engine, handle: Any, *, keep: bool) -> None:
+        self._engine, self._handle, self._keep = engine, handle, keep
+
+    def __enter__(self) -> Any:
+        return self._handle
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._keep:
+            self._engine.close(self._handle)
+
+
+class PlainFile(io.RawIOBase):
+    """A file of the dataset as a stream of verified bytes; what the zstd reader decompresses from."""
+
+    def __init__(self, reader: ShardReader, name: str, size: int) -> None:
+        super().__init__()
+        self._reader, self._name, self._size, self._at = reader, name, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:  # any writable buffer
+        length = max(0, min(len(buffer), self._size - self._at))
+        out = np.frombuffer(buffer, np.uint8)[:length]
+        if length:
+            self._reader.read(self._name, self._at, out)
+            self._at += length
+        return length
+
+
+def open_zstd(reader: ShardReader, name: str, size: int) -> SeekableReader:
+    """The plain bytes of a compressed file. One thread at a time."""
+    file: Any = PlainFile(reader, name, size)
+    return SeekableReader(file, name=name)

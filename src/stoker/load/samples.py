@@ -1,0 +1,91 @@
+"""Batches of WebDataset samples: members by name, through the user's transform, collated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.load.batch import Batch, ignore, next_good, untouched
+from stoker.load.chunks import Chunk
+from stoker.load.layout import TarSamples
+from stoker.load.order import Integers
+from stoker.load.plan import Task
+
+Sample = dict[str, Any]  # "__key__" and the bytes of each member, until a transform makes them its own
+Transform = Callable[[Sample], Any]
+Collate = Callable[[list[Any]], Any]
+
+
+class SampleAssembler:
+    """Cuts samples out of their chunks. A transform is Python per sample, by its nature."""
+
+    def __init__(
+        self,
+        layouts: Sequence[TarSamples],
+        *,
+        batch_size: int,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+    ) -> None:
+        self._layouts, self._batch_size = layouts, batch_size
+        self._transform, self._collate = transform, collate or collate_samples
+        self.skipped = 0
+        self.on_sample: Callable[[str], None] = ignore
+
+    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
+        good = np.ones(len(task.draw), bool)
+        samples = [self._cut(task, row, held[chunk_of[row]], good) for row in range(len(good))]
+        if not good.all():
+            self.skipped += int((~good).sum())
+            samples = [samples[row] for row in next_good(good).tolist()]
+        batches: list[Batch] = []
+        for first in range(0, len(samples), self._batch_size):
+            batch = self._collate([self._changed(s) for s in samples[first : first + self._batch_size]])
+            if task.real is not None and isinstance(batch, dict):
+                batch["real"] = task.real[first : first + self._batch_size]
+            batches.append(batch)
+        return batches
+
+    def _cut(self, task: Task, row: int, chunk: Chunk, good: Any) -> Sample:
+        sample, layout = int(task.draw.sample[row]), self._layouts[int(task.draw.dataset[row])]
+        shard = int(layout.shard_of(np.array([sample]))[0])
+        piece = next(piece for piece in chunk.pieces if piece.shard == shard)
+        shift = piece.at - piece.start
+        key, members = layout.members(shard, sample)
+        if chunk.damaged:
+            spans = np.array([(start + shift, stop + shift) for _, start, stop in members])
+            good[row] = untouched(spans[:, 0], spans[:, 1], chunk.damaged).all()
+        found = {
+            suffix: chunk.data[start + shift : stop + shift].tobytes() for suffix, start, stop in members
+        }
+        return {"__key__": key, **found}
+
+    def _changed(self, sample: Sample) -> Any:
+        if self._transform is None:
+            return sample
+        self.on_sample(f"sample {sample['__key__']!r}")
+        try:
+            return self._transform(sample)
+        except Exception as error:
+            error.add_note(f"in transform of sample {sample['__key__']!r}") if hasattr(
+                error, "add_note"
+            ) else None
+            raise
+
+
+def collate_samples(samples: list[Any]) -> Any:
+    """Stack arrays and numbers of one shape, key by key; anything else becomes a list."""
+    if isinstance(samples[0], dict):
+        return {key: _stack([sample[key] for sample in samples]) for key in samples[0]}
+    return _stack(samples)
+
+
+def _stack(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, (bool, int, float, np.number)):
+        return np.array(values)
+    if isinstance(first, np.ndarray) and all(v.shape == first.shape for v in values):
+        return np.stack(values)
+    return values

@@ -1,0 +1,105 @@
+"""Self-tuning: how many groups to keep ready and how many threads to read with. Pure.
+
+Ready groups and readers grow while the consumer waits, and shrink when they only cost memory. Every
+change is recorded with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+_WINDOW = 16  # groups between two looks
+_WAITING = 0.02  # of the wall time: below this a consumer's wait is noise
+_CALM = 8  # looks without a wait before something is given back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What is tuned now."""
+
+    depth: int
+    readers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The most that may be used: groups that fit the byte budget, readers that fit the cores."""
+
+    depth: int
+    readers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """Seconds since the last look: all of them, those the consumer waited for a group, and those the
+    assembling thread waited for chunks."""
+
+    wall_s: float
+    consumer_s: float
+    reading_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A setting, since which group it holds, and why."""
+
+    group: int
+    setting: Setting
+    reason: str
+
+
+def next_setting(now: Setting, seen: Seen, *, limits: Limits, calm: int) -> tuple[Setting, str]:
+    """The setting from here on, and why; the reason is empty when nothing changes."""
+    waited = seen.consumer_s / max(seen.wall_s, 1e-9)
+    if waited > _WAITING:
+        return _grow(now, seen, limits, f"the consumer waited {waited:.0%} of the time")
+    if calm >= _CALM and now.depth > 2:
+        return replace(now, depth=now.depth - 1), "no wait for a while: less memory will do"
+    if calm >= _CALM and now.readers > 1 and seen.reading_s < 0.05 * seen.wall_s:
+        return replace(now, readers=now.readers - 1), "reading is far ahead: fewer readers will do"
+    return now, ""
+
+
+def _grow(now: Setting, seen: Seen, limits: Limits, why: str) -> tuple[Setting, str]:
+    if seen.reading_s > 0.3 * seen.wall_s and now.readers < limits.readers:
+        return replace(now, readers=now.readers + 1), f"{why}, mostly for reads"
+    if now.depth < limits.depth:
+        return replace(now, depth=now.depth + 1), why
+    if now.readers < limits.readers:
+        return replace(now, readers=now.readers + 1), f"{why} and the byte budget allows no more depth"
+    return now, ""
+
+
+class Tuner:
+    """Looks at the waits every few groups and remembers what it chose. Used by one thread."""
+
+    def __init__(self, start: Setting, limits: Limits) -> None:
+        self._limits, self._calm, self._groups = limits, 0, 0
+        self._last = Seen(wall_s=0.0, consumer_s=0.0, reading_s=0.0)
+        self.setting = start
+        self.choices: list[Choice] = [Choice(group=0, setting=start, reason="to begin with")]
+
+    def after_group(self, total: Seen) -> bool:
+        """Count a group, with the seconds since the beginning; True when the setting changed."""
+        self._groups += 1
+        if self._groups % _WINDOW:
+            return False
+        seen = Seen(
+            wall_s=total.wall_s - self._last.wall_s,
+            consumer_s=total.consumer_s - self._last.consumer_s,
+            reading_s=total.reading_s - self._last.reading_s,
+        )
+        self._last = total
+        setting, reason = next_setting(self.setting, seen, limits=self._limits, calm=self._calm)
+        waited = seen.consumer_s > _WAITING * seen.wall_s
+        self._calm = 0 if waited or reason else self._calm + 1
+        if reason:
+            self.setting = setting
+            # the record is for people: the first choices and the latest say enough
+            self.choices = [*self.choices[:50], *self.choices[50:][-50:]]
+            self.choices.append(Choice(group=self._groups, setting=setting, reason=reason))
+        return bool(reason)
+
+    def history(self) -> Sequence[Choice]:
+        return tuple(self.choices)

@@ -1,0 +1,152 @@
+"""Real jobs: several ranks under torchrun, kill -9 in the middle, and a long run that must stay flat."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent / "load"))
+
+from small_datasets import make_tokens  # noqa: E402 - the path to it is set just above
+
+from stoker.load.loader import Loader  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+OPTIONS = {"batch_size": 3, "seq_len": 32, "chunk_bytes": 2048, "seed": 5}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    rng = np.random.default_rng(3)
+    return make_tokens(tmp_path / "corpus", [rng.integers(1, 300, n).tolist() for n in (100, 7, 1, 300, 40)])
+
+
+RANK_SCRIPT = """
+    import json, os, sys
+    import torch, torch.distributed as dist
+    import stoker
+
+    if __name__ == "__main__":
+        folder, out, state, steps = sys.argv[1:5]
+        dist.init_process_group("gloo")
+        loader = stoker.Loader(folder, **json.loads(sys.argv[5]))
+        if state != "-":
+            loader.load_state_dict(json.load(open(state)))
+        rows = []
+        for batch in loader:
+            # a collective per batch: ranks with another number of batches would hang here
+            seen = [torch.zeros_like(batch["input_ids"]) for _ in range(dist.get_world_size())]
+            dist.all_gather(seen, batch["input_ids"].contiguous())
+            rows.append([[int(one[row, 0]) for one in seen] for row in range(len(batch["input_ids"]))])
+            if len(rows) == int(steps):
+                break
+        if dist.get_rank() == 0:
+            json.dump({"rows": rows, "state": loader.state_dict(), "length": len(loader)}, open(out, "w"))
+        loader.close()
+        dist.destroy_process_group()
+"""
+
+
+def torchrun(ranks, folder, tmp_path, *, state="-", steps=10**9):
+    script, out = tmp_path / "rank.py", tmp_path / f"out-{ranks}-{steps}.json"
+    script.write_text(textwrap.dedent(RANK_SCRIPT))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    arguments = [script, folder, out, state, str(steps), json.dumps(OPTIONS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *map(str, arguments)], check=True, timeout=120, env=environment)
+    found = json.loads(out.read_text())
+    return [row for batch in found["rows"] for turn in batch for row in turn], found
+
+
+def one_rank(folder):
+    with Loader(folder, **{**OPTIONS, "batch_size": 1, "output": "numpy", "workers": "inline"}) as loader:
+        return [int(batch["input_ids"][0, 0]) for batch in loader]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_under_torchrun_share_uneven_shards_without_hanging(corpus, tmp_path, ranks):
+    rows, found = torchrun(ranks, corpus, tmp_path)
+    assert rows == one_rank(corpus)[: len(rows)]
+    assert len(found["rows"]) == found["length"]
+
+
+def test_a_job_of_four_ranks_goes_on_with_two(corpus, tmp_path):
+    first, found = torchrun(4, corpus, tmp_path, steps=7)
+    (tmp_path / "state.json").write_text(json.dumps(found["state"]))
+    rest, _ = torchrun(2, corpus, tmp_path, state=tmp_path / "state.json")
+    assert first + rest == one_rank(corpus)[: len(first + rest)]
+
+
+KILLED_SCRIPT = """
+    import json, os, sys
+    import stoker
+
+    if __name__ == "__main__":
+        folder, state, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+        loader = stoker.Loader(folder, **options)
+        if os.path.exists(state):
+            loader.load_state_dict(json.load(open(state)))
+        for batch in loader:
+            saved = loader.state_dict()
+            print(json.dumps([saved["epoch"], saved["position"], batch["input_ids"][:, 0].tolist()]), flush=True)
+            json.dump(saved, open(state + ".new", "w"))
+            os.replace(state + ".new", state)
+"""
+
+
+def test_a_job_killed_with_9_goes_on_exactly_where_its_checkpoint_was(corpus, tmp_path):
+    script, state = tmp_path / "job.py", tmp_path / "state.json"
+    script.write_text(textwrap.dedent(KILLED_SCRIPT))
+    seen = {}
+    for batches in (5, 9, None):
+        command = [sys.executable, script, corpus, state, json.dumps(OPTIONS)]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as job:
+            for number, line in enumerate(job.stdout, start=1):
+                epoch, position, rows = json.loads(line)
+                # a batch after the last checkpoint of a killed job comes again, and must be the same
+                assert seen.setdefault((epoch, position), rows) == rows
+                if number == batches:
+                    os.kill(job.pid, signal.SIGKILL)
+                    break
+            job.stdout.read()
+    with Loader(corpus, **{**OPTIONS, "output": "numpy", "workers": "inline"}) as loader:
+        whole = [batch["input_ids"][:, 0].tolist() for batch in loader]
+    assert [seen[at] for at in sorted(seen)] == whole
+
+
+def test_a_long_run_stays_flat_in_memory_threads_and_files(tmp_path):
+    """An hour of a job of 100 steps a second: 360,000 batches."""
+    folder = make_tokens(tmp_path / "corpus", [[50_000] * 20, [777] * 900])
+    options = {"batch_size": 2, "seq_len": 256, "chunk_bytes": 16 << 10, "output": "numpy"}
+    with Loader(folder, **options) as loader:
+        run(loader, 40_000)
+        before = facts()
+        run(loader, 320_000)
+        after = facts()
+    assert after["threads"] <= before["threads"] + 1
+    assert after["files"] <= before["files"]
+    assert after["memory"] <= before["memory"] + (8 << 20)
+
+
+def run(loader, batches):
+    done = 0
+    while done < batches:
+        for _ in loader:
+            done += 1
+
+
+def facts():
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    files = len(os.listdir("/proc/self/fd"))
+    return {"memory": resident, "threads": threading.active_count(), "files": files}

@@ -1,0 +1,70 @@
+"""Feeding a CPU: the code that feeds a GPU, without streams."""
+
+from __future__ import annotations
+
+import feeding
+import pytest
+from small_datasets import make_tars, make_tokens
+
+import stoker
+from stoker.errors import UsageError
+
+torch = pytest.importorskip("torch")
+
+MODES = [{}, {"packing": "pad"}, {"packing": "best-fit"}, {"documents": True}, {"shuffle": "off"}]
+
+
+@pytest.mark.parametrize("more", MODES)
+def test_a_fed_batch_is_the_loaders_batch(corpus, more):
+    feeding.check_same_batches_as_the_loader(corpus, "cpu", **more)
+
+
+@pytest.mark.parametrize("more", MODES[:2])
+def test_a_feeder_resumes_exactly(corpus, more):
+    feeding.check_resume(corpus, "cpu", **more)
+
+
+@pytest.mark.parametrize("more", MODES[:2])
+def test_a_loop_left_early_goes_on_where_it_was(corpus, more):
+    feeding.check_a_loop_left_early_goes_on(corpus, "cpu", **more)
+
+
+def test_large_ids_stay_positive(tmp_path):
+    feeding.check_wide_ids(make_tokens(tmp_path / "wide", [[500] * 100]), "cpu")
+
+
+def test_samples_of_tars_arrive(tmp_path):
+    feeding.check_samples_arrive(make_tars(tmp_path / "tars", [20, 20]), "cpu")
+
+
+def test_a_blend_of_two_token_types_arrives_whole(tmp_path):
+    one = make_tokens(tmp_path / "one", [[3000]])
+    other = make_tokens(tmp_path / "other", [[3000]], dtype="int32")
+    options = feeding.options(weights=[1, 2])
+    with (
+        stoker.feed([one, other], device="cpu", **options) as feeder,
+        stoker.Loader([one, other], **options) as loader,
+    ):
+        assert feeding.as_lists(feeder) == feeding.as_lists(loader)
+
+
+def test_an_unknown_device_is_said(corpus):
+    with pytest.raises(UsageError, match="device"):
+        stoker.feed(corpus, device="abacus", **feeding.options())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu_is_said(corpus):
+    with pytest.raises(UsageError, match="no CUDA"):
+        stoker.feed(corpus, device="cuda", **feeding.options())
+
+
+def test_cufile_without_a_gpu_falls_back_and_says_why(corpus):
+    with stoker.feed(corpus, device="cpu", reader="cufile", **feeding.options()) as feeder:
+        assert list(feeder)
+        assert "pread" in feeder.report().reader
+
+
+def test_a_remote_dataset_is_refused_until_it_is_staged():
+    with pytest.raises(UsageError, match="not on this machine"):
+        stoker.feed("s3://bucket/corpus", device="cpu", **feeding.options())

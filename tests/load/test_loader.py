@@ -1,0 +1,433 @@
+"""The loader as its users see it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_datasets import make_tars, make_tokens
+
+from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
+from stoker.load.loader import Loader
+from stoker.load.reader import Folder
+from stoker.world import World
+
+WORKERS = ["inline", "thread"]
+
+
+def rank(number, size):
+    return World(rank=number, size=size, local_rank=number, local_size=size)
+
+
+def first_tokens(batches):
+    return [batch["input_ids"][:, 0].tolist() for batch in batches]
+
+
+def flat(batches):
+    return [row for batch in batches for row in batch]
+
+
+def load(folder, **options):
+    return Loader(
+        folder, **{"batch_size": 4, "seq_len": 32, "output": "numpy", "chunk_bytes": 2048, **options}
+    )
+
+
+def epoch_of(folder, **options):
+    with load(folder, **options) as loader:
+        return first_tokens(loader)
+
+
+def all_windows(folder, seq_len=32):
+    """The first token of every window, shard by shard, from the files themselves."""
+    firsts = []
+    for path in sorted(folder.glob("*.bin")):
+        ids = np.fromfile(path, np.uint16)
+        firsts += ids[: (len(ids) - 1) // seq_len * seq_len : seq_len].tolist()
+    return firsts
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("shuffle", ["full", "blocks", "off"])
+def test_an_epoch_holds_every_window_once(corpus, workers, shuffle):
+    batches = epoch_of(corpus, workers=workers, shuffle=shuffle, tail="pad", batch_size=1)
+    assert sorted(flat(batches)) == sorted(all_windows(corpus))
+
+
+def test_shuffle_off_is_the_order_on_disk(corpus):
+    assert flat(epoch_of(corpus, shuffle="off", batch_size=1)) == all_windows(corpus)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_rows_are_windows_of_the_stream_and_labels_the_next_token(corpus, workers):
+    with load(corpus, workers=workers) as loader:
+        for batch in loader:
+            assert batch["input_ids"].shape == batch["labels"].shape == (4, 32)
+            assert (np.diff(batch["input_ids"], axis=1) % 60000 == 1).all()
+            assert (batch["labels"] == (batch["input_ids"] + 1) % 60000).all()
+
+
+def test_input_ids_and_labels_share_memory(corpus):
+    with load(corpus) as loader:
+        batch = next(iter(loader))
+        assert np.shares_memory(batch["input_ids"], batch["labels"])
+
+
+def test_kept_batches_keep_their_content(corpus):
+    with load(corpus) as loader:
+        kept = list(loader)
+    assert first_tokens(kept) == epoch_of(corpus, workers="inline")
+
+
+def test_labels_can_be_the_inputs_for_models_that_shift(corpus):
+    with load(corpus, labels="same") as loader:
+        batch = next(iter(loader))
+    assert (batch["labels"] == batch["input_ids"]).all()
+
+
+def test_threads_and_inline_give_the_same_batches(corpus):
+    assert epoch_of(corpus, workers="thread") == epoch_of(corpus, workers="inline")
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap", "direct"])
+def test_every_reader_gives_the_same_batches(corpus, reader):
+    try:
+        found = epoch_of(corpus, reader=reader)
+    except StorageError as error:
+        pytest.skip(str(error))
+    assert found == epoch_of(corpus)
+
+
+def test_epochs_advance_by_themselves_and_differ(corpus):
+    with load(corpus) as loader:
+        first, second = first_tokens(loader), first_tokens(loader)
+        assert len(first) == len(second) == len(loader)
+        assert first != second
+        assert loader.epoch == 2
+
+
+def test_chunks_too_large_for_the_budget_are_read_sample_by_sample(tmp_path):
+    folder = make_tokens(tmp_path / "big", [[5000] * 400])
+    options = {"chunk_bytes": 1 << 20, "seq_len": 512}
+    with load(folder, memory=1 << 20, **options) as small, load(folder, **options) as large:
+        assert small.report().read_alone
+        assert not large.report().read_alone
+        assert first_tokens(small) == first_tokens(large)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    first=st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    then=st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    steps=st.integers(0, 30),
+    packing=st.sampled_from(["concat", "pad", "buckets", "best-fit"]),
+    workers=st.sampled_from(WORKERS),
+)
+def test_a_job_resumes_exactly_on_another_world_size(corpus, first, then, steps, packing, workers):
+    """What all ranks got before and after is one global sequence, whatever the worlds were."""
+    common = {"packing": packing, "lanes": 12, "seed": 3}
+    state, before = run_job(corpus, first, steps, None, {**common, "workers": workers})
+    _, after = run_job(corpus, then, 10**9, state, {**common, "workers": "inline"})
+    whole, _ = reference(corpus, packing, common)
+    together = before + after
+    assert together == whole[: len(together)]
+    last = then if state["epoch"] == 0 else first  # whose batches had to end the epoch
+    assert len(whole) - len(together) < last[0] * last[1]
+
+
+_references = {}
+
+
+def reference(corpus, packing, common):
+    if packing not in _references:
+        _, rows = run_job(corpus, (1, 1), 10**9, None, {**common, "workers": "inline"})
+        _references[packing] = rows
+    return _references[packing], None
+
+
+def run_job(corpus, shape, steps, state, options):
+    """Rows of the global sequence that a job of several ranks sees, within its first epoch."""
+    world, batch = shape
+    per_rank, states = [], []
+    for number in range(world):
+        with load(corpus, batch_size=batch, world=rank(number, world), **options) as loader:
+            if state:
+                loader.load_state_dict(state)
+            start_epoch, batches = loader.epoch, []
+            if steps and start_epoch == 0:
+                for taken in loader:
+                    batches.append([row.tobytes() for row in taken["input_ids"][:, :8].astype(np.int64)])
+                    if len(batches) == steps:
+                        break
+            per_rank.append(batches)
+            states.append(loader.state_dict())
+    assert all(one == states[0] for one in states)
+    assert len({len(batches) for batches in per_rank}) == 1
+    rows = []
+    for step in zip(*per_rank, strict=True):
+        rows += [row for turn in zip(*step, strict=True) for row in turn]
+    return states[0], rows
+
+
+def test_a_state_resumes_across_epochs(corpus):
+    with load(corpus) as loader:
+        list(loader)
+        it = iter(loader)
+        second = [next(it) for _ in range(3)]
+        state = loader.state_dict()
+        rest = first_tokens(it)
+    assert second
+    with load(corpus, workers="inline") as again:
+        again.load_state_dict(state)
+        assert first_tokens(again) == rest
+
+
+def test_a_loop_left_early_goes_on_where_it_was(corpus):
+    with load(corpus) as loader:
+        parts = []
+        for batch in loader:
+            parts.append(batch)
+            if len(parts) == 5:
+                break
+        parts += list(loader)
+    assert first_tokens(parts) == epoch_of(corpus)
+
+
+def test_with_shuffle_off_every_loop_starts_over(corpus):
+    with load(corpus, shuffle="off") as loader:
+        assert first_tokens([next(iter(loader))]) == first_tokens([next(iter(loader))])
+        assert len(first_tokens(loader)) == len(loader)
+
+
+def test_a_loop_left_after_its_last_batch_is_followed_by_a_whole_epoch(corpus):
+    with load(corpus) as loader:
+        for number, _ in enumerate(loader, start=1):
+            if number == len(loader):
+                break
+        assert len(list(loader)) == len(loader)
+
+
+def test_a_state_of_another_order_is_refused(corpus):
+    with load(corpus) as one, load(corpus, seed=9) as other, pytest.raises(UsageError, match="seed 0"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_lanes_come_back_with_the_state(corpus):
+    with load(corpus, lanes=7) as one, load(corpus) as other:
+        it = iter(one)
+        next(it)
+        other.load_state_dict(one.state_dict())
+        assert first_tokens(other) == first_tokens(it)
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_uneven_shards_give_every_rank_as_many_batches(corpus, world, tail):
+    counts = []
+    for number in range(world):
+        with load(corpus, world=rank(number, world), tail=tail) as loader:
+            counts.append(len(list(loader)))
+            assert counts[-1] == len(loader)
+    assert len(set(counts)) == 1
+
+
+def test_padding_is_marked(corpus):
+    with load(corpus, tail="pad", batch_size=7) as loader:
+        real = np.concatenate([batch["real"] for batch in loader])
+    assert real.sum() == len(all_windows(corpus))
+    assert not real.all()
+
+
+def test_too_few_samples_for_a_batch_are_said(tmp_path):
+    folder = make_tokens(tmp_path / "tiny", [[100]])
+    with load(folder, batch_size=64) as loader, pytest.raises(UsageError, match="3 samples"):
+        next(iter(loader))
+
+
+def test_shards_shorter_than_a_window_are_passed_over(tmp_path):
+    folder = make_tokens(tmp_path / "gaps", [[10], [70], [5], [3], [200], [33], [32]])
+    found = epoch_of(folder, batch_size=1, chunk_bytes=1 << 20)
+    assert sorted(flat(found)) == sorted(all_windows(folder))
+
+
+def test_several_epochs_on_disk_take_turns(tmp_path):
+    folder = make_tokens(tmp_path / "epochs", [[300, 500], [400]], epochs=2)
+    with load(folder, batch_size=1) as loader:
+        first, second, third = (sorted(flat(first_tokens(loader))) for _ in range(3))
+    assert max(first) < 1200 <= min(second)
+    assert first == third
+
+
+def test_a_blend_draws_by_weight(tmp_path):
+    one = make_tokens(tmp_path / "one", [[4000]])
+    other = make_tokens(tmp_path / "other", [[3000]], dtype="int32")
+    ids = np.fromfile(other / "e0-0000.bin", np.int32)
+    (ids + 50000).astype(np.int32).tofile(tmp_path / "shifted.bin")
+    with Loader([one, other], weights=[3, 1], batch_size=8, seq_len=16, output="numpy") as loader:
+        tokens = np.concatenate([b["input_ids"][:, 0] for _ in range(3) for b in loader])
+    assert len(tokens) > 1000
+
+
+def test_bad_options_are_named(corpus):
+    for options, name in (
+        ({"packing": "tight"}, "packing"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"reader": "psychic"}, "reader"),
+        ({"on_corrupt": "hope"}, "on_corrupt"),
+        ({"seq_len": 0}, "seq_len"),
+        ({"seq_len": 10**6}, "seq_len"),
+    ):
+        with pytest.raises(UsageError) as error:
+            load(corpus, **options)
+        assert name in str(error.value)
+
+
+def test_a_folder_without_a_manifest_is_said(tmp_path):
+    with pytest.raises(BadManifestError):
+        load(tmp_path)
+
+
+def test_a_remote_dataset_needs_staging():
+    with pytest.raises(UsageError, match="not on this machine"):
+        load("s3://bucket/corpus")
+
+
+def test_anything_that_knows_local_paths_can_hold_the_files(corpus):
+    asked = []
+
+    class Cache:
+        def local_path(self, name):
+            asked.append(name)
+            return corpus / name
+
+    with Loader(Cache(), batch_size=4, seq_len=32, output="numpy", chunk_bytes=2048) as loader:
+        assert first_tokens(loader) == epoch_of(corpus)
+    assert {name for name in asked if name.endswith(".bin")}
+    with Loader(str(corpus), files=Folder(corpus), batch_size=4, seq_len=32, output="numpy") as loader:
+        assert next(iter(loader))["input_ids"].shape == (4, 32)
+
+
+# --- damage -------------------------------------------------------------------------------------------
+
+
+def flip(path, offset):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_flipped_byte_raises_and_names_shard_offset_and_cure(corpus, workers):
+    flip(corpus / "e0-0003.bin", 5000)
+    with load(corpus, workers=workers) as loader, pytest.raises(BadShardError) as error:
+        list(loader)
+    assert "e0-0003.bin" in error.value.message
+    assert "4,096" in error.value.message
+    assert "stage" in error.value.hint
+
+
+@pytest.mark.parametrize("packing", ["concat", "pad", "best-fit"])
+def test_a_flipped_byte_can_be_skipped_and_is_counted(corpus, packing):
+    untouched = sorted(flat(epoch_of(corpus, batch_size=1)))
+    flip(corpus / "e0-0003.bin", 5000)
+    with load(corpus, on_corrupt="skip", packing=packing) as loader:
+        batches = list(loader)
+        report = loader.report()
+    assert report.damaged_blocks == 1
+    assert report.skipped_samples > 0
+    assert "e0-0003.bin" in report.damage[0]
+    if packing == "concat":
+        assert set(flat(first_tokens(batches))) <= set(untouched)
+        for batch in batches:
+            assert (np.diff(batch["input_ids"], axis=1) == 1).all()
+
+
+def test_a_shard_cut_short_is_named(corpus):
+    path = corpus / "e0-0003.bin"
+    path.write_bytes(path.read_bytes()[:7000])
+    with load(corpus) as loader, pytest.raises(BadShardError, match=r"e0-0003\.bin ends before"):
+        list(loader)
+
+
+def test_a_missing_shard_is_named(corpus):
+    (corpus / "e0-0003.bin").unlink()
+    with load(corpus) as loader, pytest.raises(StorageError, match=r"e0-0003\.bin"):
+        list(loader)
+
+
+def test_a_missing_shard_can_be_skipped(corpus):
+    (corpus / "e0-0003.bin").unlink()
+    with load(corpus, on_corrupt="skip") as loader:
+        assert len(list(loader)) == len(loader)
+        assert loader.report().skipped_samples > 50
+
+
+# --- tars ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_tar_samples_come_once_each_through_the_transform(tmp_path, workers):
+    folder = make_tars(tmp_path / "tars", [40, 3, 57])
+
+    def number(sample):
+        assert len(sample["data.bin"]) == int(sample["id.txt"]) % 700
+        return {"number": int(sample["id.txt"]), "key": sample["__key__"]}
+
+    with Loader(folder, batch_size=5, transform=number, chunk_bytes=8192, workers=workers) as loader:
+        batches = list(loader)
+    numbers = [n for batch in batches for n in batch["number"].tolist()]
+    assert sorted(numbers) == list(range(100))
+    assert numbers != sorted(numbers)
+    assert batches[0]["key"][0] == f"s{numbers[0]:06d}"
+
+
+def test_an_error_in_a_transform_reaches_the_loop(tmp_path):
+    folder = make_tars(tmp_path / "tars", [10])
+
+    def fail(sample):
+        raise ValueError("no")
+
+    with Loader(folder, batch_size=5, transform=fail) as loader, pytest.raises(ValueError, match="no"):
+        list(loader)
+
+
+# --- threads and memory -------------------------------------------------------------------------------
+
+
+def test_a_forgotten_loader_ends_its_threads(corpus):
+    loader = load(corpus)
+    next(iter(loader))
+    assert any("stoker" in thread.name for thread in threading.enumerate())
+    del loader
+    gc.collect()
+    for thread in threading.enumerate():
+        if "stoker" in thread.name:
+            thread.join(timeout=5)
+            assert not thread.is_alive()
+
+
+def test_closing_twice_is_fine_and_a_closed_loader_can_start_again(corpus):
+    loader = load(corpus)
+    next(iter(loader))
+    loader.close()
+    loader.close()
+
+
+def test_tensors_share_the_memory_of_the_batch(corpus):
+    torch = pytest.importorskip("torch")
+    with load(corpus, output="torch") as loader:
+        batch = next(iter(loader))
+    assert batch["input_ids"].dtype == torch.int64
+    assert batch["labels"].data_ptr() == batch["input_ids"].data_ptr() + 8
+
+
+def test_what_was_chosen_is_visible(corpus):
+    with load(corpus) as loader:
+        list(loader)
+        report = loader.report()
+    assert report.batches == len(loader)
+    assert report.choices[0].reason == "to begin with"

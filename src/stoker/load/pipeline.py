@@ -68,7 +68,9 @@ class Maker:
             if task is None:
                 yield Group(batches=(), after=())
                 continue
-            yield self._make(task, keys, chunk_of, [more for _, more, _ in planned])
+            # nothing is read ahead of the first batch: it is being waited for
+            soon = [more for _, more, _ in planned] if self._made else []
+            yield self._make(task, keys, chunk_of, soon)
             self._made += 1
 
     def some_groups(

@@ -32,6 +32,7 @@ class Group:
 
     batches: Sequence[Batch]
     after: Sequence[Cursor]
+    skipped: int = 0  # damaged samples that others stand in for
     ready: Any = None  # on a device: the event after which the batches are there
 
 
@@ -117,11 +118,13 @@ class Maker:
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin
+        skipped = self._assembler.skipped
         batches = self._assembler.assemble(task, held, chunk_of)
         finished = tuple(self._finish(batch) for batch in batches)
         spans.emit("load.read", start=begin, end=read)
         spans.emit("load.assemble", start=read, end=time.monotonic())
-        return Group(batches=finished, after=task.after, ready=self._mark_made())
+        skipped = self._assembler.skipped - skipped
+        return Group(batches=finished, after=task.after, skipped=skipped, ready=self._mark_made())
 
 
 def alone(draw: Draw) -> Draw:

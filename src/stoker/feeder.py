@@ -49,8 +49,12 @@ class Feeder:
         from stoker.load.device import Copier, Device  # torch, only when something is to be fed
 
         name = _this_ranks_device(options.get("world")) if device == "auto" else device
-        self.loader = Loader(dataset, files=files, weights=weights, device=name, **options)
-        self._copier = None if self.loader.makes_on_device else Copier(Device(name))
+        device_of_feeder = Device(name)
+        # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
+        where = name if device_of_feeder.is_cuda else ""
+        self.loader = Loader(dataset, files=files, weights=weights, device=where, **options)
+        on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
+        self._copier = None if on_device else Copier(device_of_feeder)
         self._state: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Batch]:

@@ -19,6 +19,43 @@ def test_a_fed_batch_is_the_loaders_batch(corpus, more):
     feeding.check_same_batches_as_the_loader(corpus, "cpu", **more)
 
 
+@pytest.mark.parametrize("more", [{}, {"documents": True}, {"tail": "pad"}, {"workers": "inline"}])
+def test_batches_gathered_by_the_code_for_devices_are_the_loaders(corpus, more):
+    with (
+        stoker.Loader(corpus, device="cpu", **feeding.options(**more)) as device,
+        stoker.Loader(corpus, **feeding.options(**more)) as host,
+    ):
+        assert device.makes_on_device
+        for mine, other in zip(device, host, strict=True):
+            assert {name: mine[name].tolist() for name in other} == {n: other[n].tolist() for n in other}
+
+
+def test_the_code_for_devices_skips_damage_too(corpus):
+    path = corpus / "e0-0003.bin"
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with (
+        stoker.Loader(corpus, device="cpu", on_corrupt="skip", **feeding.options()) as device,
+        stoker.Loader(corpus, on_corrupt="skip", **feeding.options()) as host,
+    ):
+        assert feeding.as_lists(device) == feeding.as_lists(host)
+        assert device.report().skipped_samples == host.report().skipped_samples > 0
+
+
+def test_host_batches_pass_through_the_copier_in_order(corpus):
+    from stoker.load.device import Copier, Device
+
+    with (
+        stoker.Loader(corpus, **feeding.options()) as loader,
+        stoker.Loader(corpus, **feeding.options()) as other,
+    ):
+        copier = Copier(Device("cpu"))
+        found = list(copier.copied(iter(loader), given=loader.state_dict))
+        assert feeding.as_lists([batch for batch, _ in found]) == feeding.as_lists(other)
+        assert [state["position"] for _, state in found[:3]] == [4, 8, 12]
+
+
 @pytest.mark.parametrize("more", MODES[:2])
 def test_a_feeder_resumes_exactly(corpus, more):
     feeding.check_resume(corpus, "cpu", **more)

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from stoker.errors import BadShardError
 from stoker.load.chunks import Chunk
-from stoker.load.engines import Bytes, page_aligned
+from stoker.load.engines import PAGE, Bytes, page_aligned
 from stoker.load.layout import Documents, Windows
 from stoker.load.order import Draw, Integers
 from stoker.load.plan import Task
@@ -65,7 +65,7 @@ class Arena:
     """Room for chunks of one size, side by side, seen as tokens."""
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
-        self.slot_bytes = -(-slot_bytes // 64) * 64
+        self.slot_bytes = -(-slot_bytes // PAGE) * PAGE  # O_DIRECT can then read straight into a slot
         self._memory = page_aligned(slots * self.slot_bytes)
 
     @property

@@ -71,7 +71,7 @@ def make_parts(
 
 
 def _target(options: LoaderOptions) -> int:
-    return _DEVICE_GROUP_BYTES if options.device else _GROUP_BYTES
+    return _DEVICE_GROUP_BYTES if options.device.startswith("cuda") else _GROUP_BYTES
 
 
 def _layouts(

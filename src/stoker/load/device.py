@@ -190,9 +190,12 @@ _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 def _steps(piece: Piece) -> Iterator[Piece]:
-    for start in range(piece.start, piece.stop, _STEP_BYTES):
-        stop = min(start + _STEP_BYTES, piece.stop)
+    """A piece in steps that end where blocks of digests do: such a block is verified as it is read."""
+    start = piece.start
+    while start < piece.stop:
+        stop = min(start - start % _STEP_BYTES + _STEP_BYTES, piece.stop)
         yield replace(piece, start=start, stop=stop, at=piece.at + start - piece.start)
+        start = stop
 
 
 class DeviceWindows(WindowAssembler):
@@ -231,7 +234,8 @@ class DeviceWindows(WindowAssembler):
             index = index.pin_memory().to(store.device.torch_device, non_blocking=True)
         flat = store.memory.view(kind)
         windows = flat.as_strided((flat.numel() - width + 1, width), (1, 1))
-        wide = windows[index].to(self._torch_dtype)
+        # index_select, not windows[index]: it copies rows, ten times as fast as element by element
+        wide = torch.index_select(windows, 0, index).to(self._torch_dtype)
         # torch has few kernels for uint16, so tokens travel as int16: give the high half its sign back
         return wide.bitwise_and_(0xFFFF) if layout.dtype == np.uint16 and kind == torch.int16 else wide
 

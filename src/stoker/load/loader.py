@@ -76,7 +76,7 @@ class Loader:
         self._weights = tuple(weights) or (1.0,) * len(sources)
         self._lanes = self.options.lanes or lanes_for(self.options.world.size)
         self._begin, self._resumed = Cursor(), False
-        self._delivered = self._skipped_by_processes = 0
+        self._delivered = self._skipped = 0
         self._finish = _finisher(self.options.output)
         self._pipeline: Pipeline | None = None
         self._close_pipeline: weakref.finalize[Any, Any] | None = None
@@ -153,7 +153,7 @@ class Loader:
         damage = [dataset.reader.damage for dataset in self._datasets]
         return LoaderReport(
             batches=self._delivered,
-            skipped_samples=self._engine.assembler.skipped + self._skipped_by_processes,
+            skipped_samples=self._skipped,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
             chunk_bytes_held=self._engine.store.bytes,
@@ -214,6 +214,7 @@ class Loader:
         assert self._pipeline is not None
         group = self._pipeline.next()
         self._engine.accept(group.batches, group.ready)
+        self._skipped += group.skipped
         self._begin = self._cursor()
         self._group, self._given = group, 0
 
@@ -257,8 +258,6 @@ class Loader:
     def _stop(self) -> None:
         self._begin = self._cursor()
         self._group, self._given = _NO_GROUP, 0
-        if isinstance(self._pipeline, Processes):
-            self._skipped_by_processes += self._pipeline.skipped
         if self._pipeline:
             self._pipeline.close()
             self._pipeline = None

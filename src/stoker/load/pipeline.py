@@ -32,6 +32,7 @@ class Group:
 
     batches: Sequence[Batch]
     after: Sequence[Cursor]
+    skipped: int = 0  # damaged samples that others stand in for
     ready: Any = None  # on a device: the event after which the batches are there
 
 
@@ -68,7 +69,9 @@ class Maker:
             if task is None:
                 yield Group(batches=(), after=())
                 continue
-            yield self._make(task, keys, chunk_of, [more for _, more, _ in planned])
+            # nothing is read ahead of the first batch: it is being waited for
+            soon = [more for _, more, _ in planned] if self._made else []
+            yield self._make(task, keys, chunk_of, soon)
             self._made += 1
 
     def some_groups(
@@ -115,11 +118,13 @@ class Maker:
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin
+        skipped = self._assembler.skipped
         batches = self._assembler.assemble(task, held, chunk_of)
         finished = tuple(self._finish(batch) for batch in batches)
         spans.emit("load.read", start=begin, end=read)
         spans.emit("load.assemble", start=read, end=time.monotonic())
-        return Group(batches=finished, after=task.after, ready=self._mark_made())
+        skipped = self._assembler.skipped - skipped
+        return Group(batches=finished, after=task.after, skipped=skipped, ready=self._mark_made())
 
 
 def alone(draw: Draw) -> Draw:

@@ -56,7 +56,6 @@ class _Made:
     slot: int | None
     sizes: tuple[int, ...]
     pickled: bytes
-    skipped: int
 
 
 class Processes:
@@ -67,7 +66,6 @@ class Processes:
         self._number = 0
         self._epoch_begin = (recipe.cursor, 0)
         self._restarts: dict[int, int] = {}
-        self.skipped = 0
         self._workers: list[_Worker] = []
         try:
             for index in range(recipe.workers):
@@ -80,18 +78,17 @@ class Processes:
         which = self._number % len(self._workers)
         while True:
             try:
-                found, skipped = self._workers[which].receive()
+                found = self._workers[which].receive()
                 break
             except _WorkerDied as death:
                 self._bury(which, death)
         self._number += 1
-        self.skipped += skipped
         if isinstance(found, BaseException):
             raise found
         if not found.batches:
             cursor, _ = self._epoch_begin
             self._epoch_begin = (Cursor(epoch=cursor.epoch + 1), self._number)
-        return Group(batches=[self._finish(batch) for batch in found.batches], after=found.after)
+        return replace(found, batches=[self._finish(batch) for batch in found.batches])
 
     def close(self) -> None:
         """End the processes; safe twice."""
@@ -151,7 +148,7 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid or 0
 
-    def receive(self) -> tuple[Group | BaseException, int]:
+    def receive(self) -> Group | BaseException:
         wait([self._pipe, self._process.sentinel])
         try:
             if not self._pipe.poll():
@@ -160,7 +157,8 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self._process.join(5)
             raise _WorkerDied(_how(self._process.exitcode), self.ring.status()) from None
-        return self._unpack(made), made.skipped
+        found: Group | BaseException = self._unpack(made)
+        return found
 
     def _unpack(self, made: _Made) -> Any:  # a Group, or the error that ended it
         if made.slot is None:
@@ -239,34 +237,27 @@ def _make_items(recipe: Recipe, pipe: Connection, ring: Ring, slots: queue.Simpl
     fields = {name: getattr(recipe.options, name) for name in recipe.options.__dataclass_fields__}
     options = {**fields, "workers": "inline", "output": "numpy"}
     loader = Loader(list(recipe.sources), files=recipe.files, weights=recipe.weights, **options)
-    told, skipped = 0, 0
     for number, group in loader.items(
         recipe.cursor, begin=recipe.begin, first=recipe.first, step=recipe.workers, on_sample=ring.say
     ):
-        skipped = loader.report().skipped_samples
-        _send(number, group, pipe, ring, slots, skipped - told)
-        told = skipped
+        _send(number, group, pipe, ring, slots)
 
 
-def _send(
-    number: int, group: Group, pipe: Connection, ring: Ring, slots: queue.SimpleQueue[int], skipped: int
-) -> None:
+def _send(number: int, group: Group, pipe: Connection, ring: Ring, slots: queue.SimpleQueue[int]) -> None:
     buffers: list[pickle.PickleBuffer] = []
-    plain = Group(batches=list(group.batches), after=list(group.after))
+    plain = replace(group, batches=list(group.batches), after=list(group.after))
     pickled = pickle.dumps(plain, protocol=5, buffer_callback=buffers.append)
     raw = [buffer.raw() for buffer in buffers]
     sizes = tuple(part.nbytes for part in raw)
     if sum(sizes) > ring.plan.slot_bytes:
-        made = _Made(
-            number=number, slot=None, sizes=(), pickled=pickle.dumps(plain, protocol=5), skipped=skipped
-        )
+        made = _Made(number=number, slot=None, sizes=(), pickled=pickle.dumps(plain, protocol=5))
     else:
         slot = slots.get()
         view = ring.slot(slot)
         for part in raw:
             view[: part.nbytes] = part
             view = view[part.nbytes :]
-        made = _Made(number=number, slot=slot, sizes=sizes, pickled=pickled, skipped=skipped)
+        made = _Made(number=number, slot=slot, sizes=sizes, pickled=pickled)
     pipe.send_bytes(pickle.dumps(made))
 
 
@@ -276,5 +267,5 @@ def _send_error(error: BaseException, pipe: Connection) -> None:
         pickle.loads(pickled)
     except Exception:  # an exception that cannot travel is described instead
         pickled = pickle.dumps(StokerError(f"{type(error).__name__} in a worker process: {error}"))
-    pipe.send_bytes(pickle.dumps(_Made(number=-1, slot=None, sizes=(), pickled=pickled, skipped=0)))
+    pipe.send_bytes(pickle.dumps(_Made(number=-1, slot=None, sizes=(), pickled=pickled)))
     threading.Event().wait()  # until the parent has read it and closes the pipe

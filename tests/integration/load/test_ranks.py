@@ -99,7 +99,8 @@ KILLED_SCRIPT = """
             loader.load_state_dict(json.load(open(state)))
         for batch in loader:
             saved = loader.state_dict()
-            print(json.dumps([saved["epoch"], saved["position"], batch["input_ids"][:, 0].tolist()]), flush=True)
+            rows = batch["input_ids"][:, 0].tolist()
+            print(json.dumps([saved["epoch"], saved["position"], rows]), flush=True)
             json.dump(saved, open(state + ".new", "w"))
             os.replace(state + ".new", state)
 """

@@ -209,3 +209,19 @@ def test_a_saved_dataset_without_the_column_is_refused(
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
     with pytest.raises(BadInputError, match="has no column 'body'"):
         read_all(tmp_path / "saved", field="body")
+
+
+def test_a_hub_dataset_is_loaded_by_its_name(
+    datasets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read_all: Callable[..., Any]
+) -> None:
+    """A folder of data files is the one kind of hub dataset that can be loaded without a hub."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "hub").mkdir()
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "hub" / "train-00000.parquet")
+    pq.write_table(pa.table({"text": ["other"]}), tmp_path / "hub" / "test-00000.parquet")
+    assert read_all(f"hf://{tmp_path}/hub").texts == TEXTS
+
+
+def test_a_hub_dataset_that_is_not_there_is_named(datasets: Any, read_all: Callable[..., Any]) -> None:
+    with pytest.raises(BadInputError, match="cannot load hf://acme/nothing, split 'train'"):
+        read_all("hf://acme/nothing")

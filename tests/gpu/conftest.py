@@ -1,4 +1,4 @@
-"""GPU tests skip on machines without one, and fail where one is promised (STOKER_REQUIRE_CUDA=1)."""
+"""GPU tests are left out on machines without a GPU, and fail where one is promised (STOKER_REQUIRE_CUDA=1)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "load"))
 
+PROMISED = os.environ.get("STOKER_REQUIRE_CUDA") == "1"
+
+collect_ignore_glob = [] if PROMISED or Path("/dev/nvidiactl").exists() else ["test_*.py"]
+
 
 @pytest.fixture(scope="session", autouse=True)
-def cuda():
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        return
-    if os.environ.get("STOKER_REQUIRE_CUDA") == "1":
-        pytest.fail("STOKER_REQUIRE_CUDA=1, but torch sees no CUDA device")
-    pytest.skip("no CUDA device")
+def cuda() -> None:
+    import torch
+
+    assert torch.cuda.is_available(), "torch sees no CUDA device"

@@ -70,6 +70,10 @@ def decompression_errors() -> tuple[type[Exception], ...]:
         return errors
 
 
+# Lines decompressed in one read with the damage of a file are lost with it: read less at a time.
+_COMPRESSED_STEP = 128 << 10
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lines:
     """Whole lines, where they start in the source, and what before them was no line. The data is a
@@ -93,12 +97,14 @@ def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Li
 def _whole_lines(source: Source, piece: Piece, limit: int) -> Iterator[_Lines]:
     """Blocks of lines as they stand; one that does not fit memory is passed over here."""
     stop = None if source.compression else piece.stop
+    step = _COMPRESSED_STEP if source.compression else None
     with open_plain(source) as file:
         at = _first_line(file, piece.start)
         buffer, held = bytearray(BLOCK_BYTES), 0
         while stop is None or at < stop:
             try:
-                count = file.readinto(memoryview(buffer)[held:])  # type: ignore[attr-defined]
+                room = memoryview(buffer)[held : held + step if step else None]
+                count = file.readinto(room)  # type: ignore[attr-defined]
             except decompression_errors() as error:
                 yield _no_lines(at, _bad(source, at + held, "truncated", f"the file is damaged: {error}"))
                 return

@@ -431,3 +431,16 @@ def test_what_was_chosen_is_visible(corpus):
         report = loader.report()
     assert report.batches == len(loader)
     assert report.choices[0].reason == "to begin with"
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_a_group_of_more_chunks_than_there_is_room_for_makes_room(tmp_path, device):
+    """Chunks of one sample: every row of a batch is in another. Reads asked for before the cache grew must
+    not land in the memory of the larger one."""
+    folder = make_tokens(tmp_path / "many", [[9000] * 3])
+    options = {"batch_size": 40, "chunk_bytes": 64, "lanes": 2, "readers": 4, "output": "torch"}
+    for seed in range(5):
+        with load(folder, device=device, seed=seed, **options) as loader:
+            for batch in loader:
+                assert ((batch["labels"] - batch["input_ids"]) == 1).all()
+                assert (batch["input_ids"].diff(dim=1) == 1).all()

@@ -202,12 +202,13 @@ class Store:
         return max(_slot_bytes(self._parts.layouts, self._parts.chunks))
 
     def _sized(self, slots: int) -> ChunkCache:
-        self.arena = Arena(slots, self._slot_bytes) if self._fixed else None
-        return ChunkCache(self._load, slots=slots, threads=self._threads)
+        arena = self.arena = Arena(slots, self._slot_bytes) if self._fixed else None
 
-    def _load(self, key: Key, slot: int) -> Chunk:
-        room = self.arena.slot(slot) if self.arena else None
-        return self._loaders[key[0]].load(key, slot, room)
+        # a load asked of an earlier, smaller cache may still come: it must write into the arena it knew
+        def load(key: Key, slot: int) -> Chunk:
+            return self._loaders[key[0]].load(key, slot, arena.slot(slot) if arena else None)
+
+        return ChunkCache(load, slots=slots, threads=self._threads)
 
 
 def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assembler:

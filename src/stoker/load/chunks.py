@@ -53,7 +53,7 @@ class ChunkCache:
                 return
             self.loads += 1
             if self._threads is None:
-                self._held[key] = self._load(key, slot)
+                self._held[key] = self._load_here(key, slot)
             else:
                 self._held[key] = _Loading(slot=slot, future=self._threads.submit(self._load, key, slot))
 
@@ -61,6 +61,13 @@ class ChunkCache:
         """These chunks, loaded; none of them makes room for another."""
         self.prefetch(keys, keep=set(keys))
         return [self._wait_for(key) for key in keys]
+
+    def _load_here(self, key: Key, slot: int) -> Chunk:
+        try:
+            return self._load(key, slot)
+        except BaseException:
+            self._free.append(slot)
+            raise
 
     def _wait_for(self, key: Key) -> Chunk:
         held = self._held.pop(key)  # and put back at the end: it is the latest used

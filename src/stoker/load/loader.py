@@ -146,6 +146,7 @@ class Loader:
         self._resumed = True
         if state["order"]["lanes"] != self._lanes:
             self._lanes = state["order"]["lanes"]
+            self._readers.shutdown()
             self._build()
 
     def report(self) -> LoaderReport:

@@ -45,7 +45,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { sh tests/install-debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 
 $(VENV)/.demo: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[tokens]' webdataset
+	$(PIP) -e '.[tokens,torch]' webdataset
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(BIN)/python

@@ -90,9 +90,9 @@ def join_url(base: str | Path, path: str) -> str:
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that appears under its name only when the block ends well, synced to disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
             yield file
             file.flush()
@@ -104,6 +104,15 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
     sync_folder(path.parent)
+
+
+@contextmanager
+def named_errors(verb: str, path: Path | str) -> Iterator[None]:
+    """Raise what the filesystem refuses as a StorageError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise _storage_error(error, verb, error.filename or path) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -291,4 +300,6 @@ def _storage_error(error: OSError, verb: str, path: Path | str) -> StorageError:
         errno.EROFS: "the filesystem is mounted read-only: choose another folder",
     }
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return StorageError(f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above"))
+    return StorageError(
+        f"cannot {verb} {path}: {reason}", hint=hints.get(error.errno or 0, "see the reason above")
+    )

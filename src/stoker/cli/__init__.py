@@ -48,9 +48,14 @@ def _run(arguments: list[str] | None) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as leave:
         return leave.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # its message is the whole help text
+        return error.exit_code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        return _fail(error.format_message(), f"see {context.command_path} --help" if context else "", error.exit_code)
+        return _fail(
+            error.format_message(), f"see {context.command_path} --help" if context else "", error.exit_code
+        )
     except UsageError as error:
         return _fail(error.message, error.hint, 2)
     except StokerError as error:

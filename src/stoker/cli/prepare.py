@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.values import Size
-from stoker.errors import BadShardError
+from stoker.cli.values import size
+from stoker.errors import BadShardError, UsageError
 
 if TYPE_CHECKING:
+    from stoker.cli.progress import Progress
+    from stoker.launch.slurm import SlurmArray
     from stoker.manifest import Manifest
     from stoker.prepare.plan import Options
-    from stoker.prepare.run import Launcher, Prepared
+    from stoker.prepare.run import Launcher, Prepared, Submitted
 
 
 class _DefaultToRun(click.Group):
@@ -44,45 +46,109 @@ def command() -> None:
 @command.command()
 @click.argument("sources", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="URL", help="Folder or object-store prefix for the dataset.")
-@click.option("--tokenizer", required=True, metavar="NAME",
-              help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING.")
+@click.option(
+    "--tokenizer",
+    required=True,
+    metavar="NAME",
+    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING.",
+)
 @click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
-@click.option("--format", "format_", type=click.Choice(["megatron", "webdataset"]), default="megatron",
-              show_default=True, help="Megatron .bin/.idx pairs, or WebDataset tars.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["megatron", "webdataset"]),
+    default="megatron",
+    show_default=True,
+    help="Megatron .bin/.idx pairs, or WebDataset tars.",
+)
 @click.option("--zstd", is_flag=True, help="Compress shards block by block (seekable zstd).")
-@click.option("--shard-size", type=Size(), default="512MiB", show_default=True, help="Target size of a shard.")
+@click.option(
+    "--shard-size",
+    type=size,
+    metavar="SIZE",
+    default="512MiB",
+    show_default=True,
+    help="Target size of a shard.",
+)
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the sources.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the shuffle.")
 @click.option("--epochs", default=1, show_default=True, help="Write this many differently shuffled copies.")
 @click.option("--no-dedup", is_flag=True, help="Keep exact copies of a document.")
-@click.option("--near-dedup", type=float, default=0.0, metavar="SIMILARITY",
-              help="Also drop near copies: documents this similar (0.8, say) to an earlier one.")
+@click.option(
+    "--near-dedup",
+    type=float,
+    default=0.0,
+    metavar="SIMILARITY",
+    help="Also drop near copies: documents this similar (0.8, say) to an earlier one.",
+)
 @click.option("--min-chars", default=1, show_default=True, help="Drop shorter documents.")
 @click.option("--max-chars", default=0, help="Drop longer documents.  [default: keep]")
 @click.option("--quality", is_flag=True, help="Drop what breaks the Gopher quality rules.")
-@click.option("--filter", "filter_", default="", metavar="MODULE:FUNCTION",
-              help="Your function of a text: keep it (bool), or keep this instead (str).")
-@click.option("--eod", default="", metavar="TOKEN",
-              help="End-of-document token, or none.  [default: the tokenizer's own]")
+@click.option(
+    "--filter",
+    "filter_",
+    default="",
+    metavar="MODULE:FUNCTION",
+    help="Your function of a text: keep it (bool), or keep this instead (str).",
+)
+@click.option(
+    "--eod",
+    default="",
+    metavar="TOKEN",
+    help="End-of-document token, or none.  [default: the tokenizer's own]",
+)
 @click.option("--bos", default="", metavar="TOKEN", help="Token before each document.  [default: none]")
-@click.option("--engine", type=click.Choice(["auto", "gigatoken", "fastokens", "huggingface", "tiktoken"]),
-              default="auto", show_default=True, help="What runs the tokenizer; auto is the fastest that is exact.")
-@click.option("--on-mismatch", type=click.Choice(["stop", "fallback"]), default="stop", show_default=True,
-              help="When a fast engine differs from the reference: stop, or start again with the reference.")
-@click.option("--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
-              help="When a record cannot be read: stop, or skip and count it.")
-@click.option("--max-document-size", type=Size(), default="32MiB", show_default=True,
-              help="A longer record counts as unreadable.")
-@click.option("--on", "where", type=click.Choice(["local", "slurm", "ray"]), default="local", show_default=True,
-              help="Where tasks run.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "gigatoken", "fastokens", "huggingface", "tiktoken"]),
+    default="auto",
+    show_default=True,
+    help="What runs the tokenizer; auto is the fastest that is exact.",
+)
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(["stop", "fallback"]),
+    default="stop",
+    show_default=True,
+    help="When a fast engine differs from the reference: stop, or start again with the reference.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="When a record cannot be read: stop, or skip and count it.",
+)
+@click.option(
+    "--max-document-size",
+    type=size,
+    metavar="SIZE",
+    default="32MiB",
+    show_default=True,
+    help="A longer record counts as unreadable.",
+)
+@click.option(
+    "--on",
+    "where",
+    type=click.Choice(["local", "slurm", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where tasks run.",
+)
 @click.option("--workers", default=0, help="Tasks at a time.  [default: local: the cores; else no limit]")
-@click.option("--sbatch", multiple=True, metavar="OPTION", help="Slurm: an extra sbatch option, as --partition=cpu.")
+@click.option(
+    "--sbatch", multiple=True, metavar="OPTION", help="Slurm: an extra sbatch option, as --partition=cpu."
+)
 @click.option("--detach", is_flag=True, help="Slurm: submit and return; the merge job finishes the dataset.")
 @click.option("--ray-address", default="", metavar="ADDRESS", help="Ray: cluster to join.  [default: auto]")
-@click.option("--work", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Scratch folder that all tasks see.  [default: inside --out]")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Scratch folder that all tasks see.  [default: inside --out]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def run(sources: tuple[str, ...], **given: Any) -> None:
     """Prepare SOURCES (files, folders, globs, URLs, hf://NAME) into a dataset.
@@ -90,11 +156,20 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
     Run the same command again after a failure or a kill: it does only what is missing.
     """
     from stoker.cli.progress import Progress
-    from stoker.prepare.run import prepare
+    from stoker.prepare.run import Prepared, prepare, submit
 
-    with Progress() as progress, _launcher(given) as launcher:
-        prepared = prepare(_options(sources, given), launcher, watcher=progress, work=given["work"])
-    _report(prepared, as_json=given["as_json"])
+    _check_slurm_options(given)
+    options = _options(sources, given)
+    with Progress() as progress:
+        if given["detach"]:
+            made = submit(options, _slurm(given, progress), watcher=progress, work=given["work"])
+        else:
+            with _launcher(given, progress) as launcher:
+                made = prepare(options, launcher, watcher=progress, work=given["work"])
+    if isinstance(made, Prepared):
+        _report(made, as_json=given["as_json"])
+    else:
+        _report_submitted(made, as_json=given["as_json"])
 
 
 @command.command()
@@ -134,11 +209,10 @@ def index(dataset: str, tokenizer: str, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def merge(folder: Path) -> None:
     """Finish the dataset of a work FOLDER whose tasks are done (the last job of a Slurm run)."""
-    from stoker.prepare.plan import read_plan
+    from stoker.prepare.job import open_job
     from stoker.prepare.run import finish
-    from stoker.prepare.tasks import Job
 
-    _report(finish(Job(plan=read_plan(folder), folder=folder)), as_json=False)
+    _report(finish(open_job(folder)), as_json=False)
 
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
@@ -171,12 +245,21 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-@contextmanager
-def _launcher(given: dict[str, Any]) -> Iterator[Launcher]:
-    if given["where"] == "slurm":
-        from stoker.launch.slurm import SlurmArray
+def _check_slurm_options(given: dict[str, Any]) -> None:
+    if given["where"] != "slurm" and (given["detach"] or given["sbatch"]):
+        raise UsageError("--detach and --sbatch are about Slurm", hint="add --on slurm, or leave them out")
 
-        yield SlurmArray(entry=ENTRY, options=given["sbatch"], at_once=given["workers"], detach=given["detach"])
+
+def _slurm(given: dict[str, Any], progress: Progress) -> SlurmArray:
+    from stoker.launch.slurm import SlurmArray
+
+    return SlurmArray(entry=ENTRY, options=given["sbatch"], at_once=given["workers"], say=progress.note)
+
+
+@contextmanager
+def _launcher(given: dict[str, Any], progress: Progress) -> Iterator[Launcher]:
+    if given["where"] == "slurm":
+        yield _slurm(given, progress)
     elif given["where"] == "ray":
         from stoker.launch.ray import RayCluster
 
@@ -185,7 +268,8 @@ def _launcher(given: dict[str, Any]) -> Iterator[Launcher]:
     else:
         from stoker.launch.local import LocalPool, usable_cores
 
-        with LocalPool(given["workers"] or usable_cores(), entry=ENTRY) as pool:
+        workers = given["workers"] or usable_cores()
+        with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:
             yield pool
 
 
@@ -194,13 +278,38 @@ ENTRY = "stoker.prepare.tasks:run_task"
 
 def _report(prepared: Prepared, *, as_json: bool) -> None:
     statistics, manifest = prepared.statistics, prepared.manifest
-    facts = {"dataset": prepared.url, **_sizes(manifest), "statistics": statistics.to_plain()}
+    facts = {
+        "dataset": prepared.url,
+        **_sizes(manifest),
+        "stage_seconds": prepared.stage_seconds,
+        "statistics": statistics.to_plain(),
+    }
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
-    click.echo(_lines({k: v for k, v in facts.items() if k != "statistics"}))
+    click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
     for reason, count in sorted({**statistics.dropped, **statistics.bad}.items()):
-        click.echo(f"{'dropped' if reason in statistics.dropped else 'skipped'}  {count:,} documents: {reason}")
+        click.echo(
+            f"{'dropped' if reason in statistics.dropped else 'skipped'}  {count:,} documents: {reason}"
+        )
+
+
+def _report_submitted(submitted: Submitted, *, as_json: bool) -> None:
+    from stoker.launch.slurm import merge_log
+
+    ids = ",".join(job for jobs in submitted.jobs.values() for job in jobs)
+    facts = {
+        "dataset": submitted.url,
+        "jobs": submitted.jobs,
+        "look": f"squeue --job {ids}",
+        "work": str(submitted.folder),
+        "log": str(merge_log(submitted.folder)),
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    jobs = ", then ".join(f"{stage} {' '.join(jobs)}" for stage, jobs in submitted.jobs.items())
+    click.echo(_lines({**facts, "jobs": jobs}))
 
 
 def _sizes(manifest: Manifest) -> dict[str, Any]:

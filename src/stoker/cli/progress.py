@@ -14,7 +14,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.progress import Progress as Bar
 
@@ -43,14 +42,13 @@ class Progress:
         )
         self._task: TaskID | None = None
         self._weights: list[int] = []
+        self._reads = ""  # the stage whose tasks read the sources
         self._total = self._done = self._bytes = 0
         self._started = self._said = time.monotonic()
 
     def planned(self, plan: Plan, folder: Path) -> None:
-        self._weights = [
-            sum(plan.sources[p.source].bytes * (p.stop - p.start) // plan.sources[p.source].units for p in split)
-            for split in plan.splits
-        ]
+        self._weights = [sum(map(plan.piece_bytes, split)) for split in plan.splits]
+        self._reads = next(iter(plan.stages))
         self.note(
             f"{len(plan.sources):,} sources, {plan.bytes / 1e6:,.1f} MB, {len(plan.splits):,} tasks, "
             f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}, plan {plan.digest[:16]}"
@@ -66,8 +64,12 @@ class Progress:
 
     def advance(self, name: str, number: int) -> None:
         self._done += 1
-        self._bytes += self._weights[number] if name == "map" else 0
-        rate = f"{self._bytes / 1e6 / max(1e-9, time.monotonic() - self._started):,.0f} MB/s" if self._bytes else ""
+        self._bytes += self._weights[number] if name == self._reads else 0
+        rate = (
+            f"{self._bytes / 1e6 / max(1e-9, time.monotonic() - self._started):,.0f} MB/s"
+            if self._bytes
+            else ""
+        )
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done, rate=rate)
         elif self._done == self._total or time.monotonic() - self._said >= _LINE_EVERY_S:

@@ -124,7 +124,7 @@ def _members(file: BinaryIO, name: str) -> Iterator[tarfile.TarInfo]:
                     yield member
             # tarfile takes a cut-off archive for a short one: a whole one ends with two empty blocks
             file.seek(archive.offset)
-            ended = not any(file.read(2 * _BLOCK))
+            ended = file.read(2 * _BLOCK) == bytes(2 * _BLOCK)
     except tarfile.TarError as error:
         raise BadShardError(f"{name}: {error}", hint="the tar is damaged: fetch or write it again") from error
     if not ended:

@@ -126,7 +126,9 @@ class SeekableReader(io.RawIOBase):
         except self._zstd.ZstdError as error:
             raise _bad(self._name, f"frame {number}: {error}") from error
         if len(plain) != plain_bytes:
-            raise _bad(self._name, f"frame {number} holds {len(plain):,} bytes, its table says {plain_bytes:,}")
+            raise _bad(
+                self._name, f"frame {number} holds {len(plain):,} bytes, its table says {plain_bytes:,}"
+            )
         return plain
 
 

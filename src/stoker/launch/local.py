@@ -12,11 +12,13 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
 
+from stoker.errors import TaskError
 from stoker.launch.ledger import Ledger
 from stoker.launch.worker import load_entry, run_task
 
@@ -26,15 +28,16 @@ _TRIES = 3  # a task that kills its worker three times over will do it a fourth 
 class LocalPool:
     """A fixed number of worker processes that outlive a stage; close() ends them."""
 
-    def __init__(self, workers: int, *, entry: str) -> None:
+    def __init__(self, workers: int, *, entry: str, preload: Sequence[str] = ()) -> None:
         self._spawn = multiprocessing.get_context("spawn")
-        self._entry = entry
+        self._entry, self._preload = entry, tuple(preload)
         self._workers: dict[Connection, SpawnProcess] = {}
         for _ in range(workers):
             self._start()
 
     def run(self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]) -> None:
-        """Run the tasks; each that ends, well or not, is passed to `on_done`."""
+        """Run the tasks; each that ends, well or not, is passed to `on_done`. After a failure no more are
+        begun: whoever sits before the terminal wants to know now, and what is done stays done."""
         queue, tries = deque(numbers), dict.fromkeys(numbers, 0)
         busy: dict[Connection, int] = {}
         idle = list(self._workers)
@@ -49,15 +52,19 @@ class LocalPool:
                 assert isinstance(ready, Connection)
                 connection = ready
                 number = busy.pop(connection)
-                if self._finished(connection):
+                ended = self._ended(connection)
+                if ended:
                     idle.append(connection)
+                    if ended == "failed":
+                        queue.clear()
                 else:
                     reason = self._bury(connection)
                     idle.append(self._start())
                     if tries[number] < _TRIES:
                         queue.append(number)
                         continue
-                    ledger.fail(stage, number, f"its worker died {_TRIES} times ({reason})")
+                    died = f"its worker died {_TRIES} times ({reason})"
+                    ledger.fail(stage, number, TaskError(died, hint="is there enough memory?"))
                 on_done(number)
 
     def close(self) -> None:
@@ -79,18 +86,18 @@ class LocalPool:
 
     def _start(self) -> Connection:
         ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=_serve, args=(theirs, self._entry), daemon=True)
+        process = self._spawn.Process(target=_serve, args=(theirs, self._entry, self._preload), daemon=True)
         process.start()
         theirs.close()
         self._workers[ours] = process
         return ours
 
-    def _finished(self, connection: Connection) -> bool:
+    def _ended(self, connection: Connection) -> str:
+        """How the worker's task ended, or nothing if the worker is dead."""
         try:
-            connection.recv()
+            return str(connection.recv())
         except (EOFError, ConnectionResetError):
-            return False
-        return True
+            return ""
 
     def _bury(self, connection: Connection) -> str:
         process = self._workers.pop(connection)
@@ -110,12 +117,15 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return cores
 
 
-def _serve(connection: Connection, entry_name: str) -> None:
+def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:
     """The worker's life: a task at a time until the driver closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     entry = load_entry(entry_name)
+    for package in preload:  # slow imports, made while the driver still plans
+        with suppress(ImportError):
+            import_module(package)
     with suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             folder, plan, stage, number = connection.recv()
-            run_task(entry, Ledger(folder=folder, plan=plan), stage, number)
-            connection.send(number)
+            failure = run_task(entry, Ledger(folder=folder, plan=plan), stage, number)
+            connection.send("failed" if failure else "done")

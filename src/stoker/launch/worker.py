@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from stoker.errors import StokerError
+from stoker.errors import StokerError, TaskError
 from stoker.launch.ledger import Ledger
 
 Entry = Callable[[Path, str, int], None]
@@ -29,23 +29,35 @@ def load_entry(name: str) -> Entry:
     return entry
 
 
-def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> str:
+def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> StokerError | None:
     """Run one task and log it; returns why it failed, or nothing."""
-    log = ledger.log(stage, number)
-    log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    failure: StokerError | None
     try:
         entry(ledger.folder, stage, number)
-        reason, detail = "", f"done in {time.monotonic() - started:.2f} s"
+        failure, detail = None, f"done in {time.monotonic() - started:.2f} s"
     except StokerError as error:
-        reason = detail = str(error)
-    except Exception as error:  # a bug or a foreign library: keep the trace, let the other tasks run
-        reason, detail = f"{type(error).__name__}: {error}", traceback.format_exc()
+        failure, detail = error, str(error)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a bug, or native code in panic: keep the trace, let the others run
+        where = f"the trace is in {ledger.log(stage, number)}"
+        failure, detail = TaskError(f"{type(error).__name__}: {error}", hint=where), traceback.format_exc()
+    try:
+        _write_down(ledger, stage, number, failure, detail)
+    except (OSError, StokerError) as error:  # a full disk must not end the worker, nor hide the reason
+        told = f"{stage} {number}: {failure or detail}; not written down: {error}"
+        print(told, file=sys.stderr, flush=True)
+    return failure
+
+
+def _write_down(ledger: Ledger, stage: str, number: int, failure: StokerError | None, detail: str) -> None:
+    log = ledger.log(stage, number)
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {stage} {number}: {detail}\n")
-    if reason:
-        ledger.fail(stage, number, reason)
-    return reason
+    if failure:
+        ledger.fail(stage, number, failure)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -253,7 +253,7 @@ class Engine:
     store: AnyStore
     assembler: Assembler
     accept: Callable[[Sequence[Batch], Any], None]
-    reader: str
+    reader: Callable[[], str]  # how bytes are read, which may change while they are
     on_device: bool = False
 
 
@@ -272,7 +272,7 @@ def make_engine(
         store=store,
         assembler=assembler,
         accept=lambda batches, ready: None,
-        reader=_cufile(options, is_cuda=False).reason,
+        reader=lambda: _cufile(options, is_cuda=False).reason,
     )
 
 
@@ -291,7 +291,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         slots=parts.slots + 2 * (options.readers or usable_cores()),
         slot_bytes=max(_slot_bytes(parts.layouts, parts.chunks)),
         threads=threads,
-        cufile=opened.cufile,
+        cufile=opened,
     )
     windows: Any = parts.layouts
     assembler = device.DeviceWindows(
@@ -309,7 +309,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         store=store,
         assembler=assembler,
         accept=arrivals.accept,
-        reader=opened.reason,
+        reader=lambda: store.cufile.reason,
         on_device=True,
     )
 

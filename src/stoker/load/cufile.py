@@ -130,9 +130,12 @@ class _Library:
 
     def _register(self, path: Path) -> tuple[int, ctypes.c_void_p]:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            return self._register_with(path, os.O_DIRECT)
         except OSError:  # a filesystem without O_DIRECT: compat mode reads it all the same
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return self._register_with(path, 0)
+
+    def _register_with(self, path: Path, flags: int) -> tuple[int, ctypes.c_void_p]:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
         description = _Description(type=_OPAQUE_FD, handle=_Handle(fd=fd), operations=None)
         handle = ctypes.c_void_p()
         try:

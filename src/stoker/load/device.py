@@ -23,7 +23,7 @@ import torch
 from stoker.errors import UsageError
 from stoker.load.batch import Batch, WindowAssembler
 from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader, Key
-from stoker.load.cufile import CuFile
+from stoker.load.cufile import Opened
 from stoker.load.engines import Bytes
 from stoker.load.layout import Piece, Windows
 from stoker.load.order import Draw, Integers
@@ -127,9 +127,9 @@ class DeviceStore:
         slots: int,
         slot_bytes: int,
         threads: Executor | None,
-        cufile: CuFile | None = None,
+        cufile: Opened,
     ) -> None:
-        self._loaders, self.device, self._threads, self._cufile = loaders, device, threads, cufile
+        self._loaders, self.device, self._threads, self.cufile = loaders, device, threads, cufile
         self.slot_bytes = -(-slot_bytes // 64) * 64
         self._stages = _Stages(device)
         self.cache = self._sized(slots)
@@ -175,14 +175,19 @@ class DeviceStore:
 
     def _read_directly(self, loader: ChunkLoader, piece: Piece, room: torch.Tensor, read_until: Any) -> bool:
         """Through cuFile, once a first read through the host has verified the bytes."""
-        path = loader.path_if_verified(piece) if self._cufile else None
-        if path is None or self._cufile is None:
+        direct = self.cufile.cufile
+        path = loader.path_if_verified(piece) if direct else None
+        if path is None or direct is None:
             return False
         if read_until is not None:
             read_until.synchronize()  # cuFile knows nothing of streams
         size = piece.stop - piece.start
         pointer = room.data_ptr() + piece.at
-        return self._cufile.read(path, offset=piece.start, pointer=pointer, size=size) == size
+        try:
+            return direct.read(path, offset=piece.start, pointer=pointer, size=size) == size
+        except OSError as error:  # this filesystem, or this driver, does not want to: read as everyone does
+            self.cufile = Opened(cufile=None, reason=f"{error}: reading through the host")
+            return False
 
     def _stage(self, loader: ChunkLoader, piece: Piece, room: torch.Tensor) -> list[tuple[int, int]]:
         stage, size = self._stages.take(), piece.stop - piece.start

@@ -159,7 +159,7 @@ class Loader:
             damage=tuple(name for one in damage for name in one.named),
             chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
-            reader=self._engine.reader,
+            reader=self._engine.reader(),
             choices=tuple(self._tuner.history()),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
@@ -36,7 +35,9 @@ def verify_dataset(url: str) -> list[str]:
     blocks = read_blocks(store, manifest)
 
     def check(shard: ShardRecord) -> list[str]:
-        found = [fault for file in shard.files for fault in _file_faults(store, file, blocks[file.name], manifest)]
+        found = [
+            fault for file in shard.files for fault in _file_faults(store, file, blocks[file.name], manifest)
+        ]
         return found or _shard_faults(store, shard, manifest)
 
     with ThreadPoolExecutor(usable_cores()) as threads:  # reading and hashing release the GIL
@@ -96,7 +97,8 @@ def _check_tar(store: Store, name: str, index: tar.TarIndex) -> None:
         found = tar.scan(file, name=join_url(store.url, name))
     if not (np.array_equal(found.offset, index.offset) and np.array_equal(found.keys, index.keys)):
         raise BadShardError(
-            f"the index of {join_url(store.url, name)} does not describe it", hint="run `stoker prepare index`"
+            f"the index of {join_url(store.url, name)} does not describe it",
+            hint="run `stoker prepare index`",
         )
 
 
@@ -106,7 +108,8 @@ def _check_ids(store: Store, record: FileRecord, index: megatron.MegatronIndex, 
             largest = int(np.frombuffer(block, index.dtype).max())
             if largest >= vocabulary:
                 raise BadShardError(
-                    f"{join_url(store.url, record.name)} holds token {largest:,} of a vocabulary of {vocabulary:,}",
+                    f"{join_url(store.url, record.name)} holds token {largest:,}, "
+                    f"its vocabulary has {vocabulary:,}",
                     hint="it was made with another tokenizer than its manifest says",
                 )
 

@@ -108,17 +108,17 @@ class Curator:
 
     def keep(self, documents: Documents, statistics: Statistics) -> Documents:
         """The documents that stay; the rest is counted."""
-        if self._only_empty_go and all(documents.texts):
+        if self._only_empty_go and documents.texts.sizes.all():
             return documents
         texts, places = [], []
-        for text, place in zip(documents.texts, documents.places, strict=True):
+        for text, place in zip(documents.texts.strings, documents.places.tolist(), strict=True):
             verdict = self._judge(text)
             if isinstance(verdict, _Drop):
                 statistics.drop(verdict.reason, len(text.encode()))
             else:
                 texts.append(verdict)
                 places.append(place)
-        return Documents(texts=texts, places=places)
+        return Documents.of(texts, places)
 
     def _judge(self, text: str) -> str | _Drop:
         reason = _length_fault(text, self._curation) or (self._curation.quality and quality_fault(text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,17 @@ from stoker.manifest import TokenizerRecord
 from stoker.prepare.curate import Curation, filter_digest
 from stoker.prepare.neardup import Sketch, choose_sketch
 from stoker.prepare.shuffle import KEYS, Cells
-from stoker.prepare.spill import Ordering
+from stoker.prepare.spill import Marks, Ordering
 from stoker.prepare.writer import Layout
 from stoker.sources.discover import cut
 from stoker.sources.documents import MOST_BYTES, MOST_SOURCES, Piece, Reading, Source
+from stoker.storage import is_local, local_path
 
 VERSION = 1
 
-# At most 256 splits of a small corpus, so that many cores share it; at least 1 MiB each, so that a
-# task is worth starting; at most 256 MiB, so that a killed one is soon done again.
-_SPLITS, _SPLIT_BYTES = 256, (1 << 20, 256 << 20)
+# About 64 splits of a small corpus, so that many cores share it; at least 4 MiB each, so that a task
+# is worth starting; at most 256 MiB, so that a killed one is soon done again.
+_SPLITS, _SPLIT_BYTES = 64, (4 << 20, 256 << 20)
 # Shards reach the asked size, but a corpus that would fill fewer than eight is cut into eight (of 16
 # MiB or more) so that as many nodes can share it.
 _FEW_SHARDS, _SMALL_SHARD = 8, 16 << 20
@@ -46,8 +47,8 @@ class Options:
     sources: tuple[str, ...]
     out: str
     tokenizer: str
-    reading: Reading = Reading()
-    curation: Curation = Curation()
+    reading: Reading = field(default_factory=Reading)
+    curation: Curation = field(default_factory=Curation)
     split: str = "train"
     format: str = "megatron"
     zstd: bool = False
@@ -119,6 +120,16 @@ class Plan:
         return Ordering(shuffle=self.shuffle, dedup=self.dedup, seed=self.seed, epochs=self.epochs)
 
     @property
+    def marks(self) -> Marks:
+        before, after = self.tokenizer.bos, self.tokenizer.eod
+        return Marks(before=() if before is None else (before,), after=() if after is None else (after,))
+
+    @property
+    def straight(self) -> bool:
+        """With neither a shuffle nor a search for copies, splits become shards in one pass."""
+        return is_straight(self)
+
+    @property
     def sketch(self) -> Sketch | None:
         return choose_sketch(self.near_dedup) if self.near_dedup else None
 
@@ -130,6 +141,8 @@ class Plan:
     @property
     def stages(self) -> dict[str, int]:
         """The stages in order, and how many tasks each has."""
+        if self.straight:
+            return {"write": len(self.splits)}
         bands = (self.sketch.bands if self.sketch else 0) + self.exact_match
         counts = {
             "map": len(self.splits),
@@ -137,6 +150,10 @@ class Plan:
             "write": max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes),
         }
         return {stage: count for stage, count in counts.items() if count}
+
+    def piece_bytes(self, piece: Piece) -> int:
+        source = self.sources[piece.source]
+        return source.bytes * (piece.stop - piece.start) // source.units
 
     @property
     def match_parts(self) -> int:
@@ -159,13 +176,17 @@ class Plan:
 def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerRecord, family: str) -> Plan:
     """Cut the sources and fix every choice."""
     total = sum(source.bytes for source in sources)
-    split_bytes = max(_SPLIT_BYTES[0], min(_SPLIT_BYTES[1], total // _SPLITS))
+    if is_straight(options):
+        split_bytes = max(2 * _SMALL_SHARD, min(2 * options.shard_bytes, total // _FEW_SHARDS))
+    else:
+        split_bytes = max(_SPLIT_BYTES[0], min(_SPLIT_BYTES[1], total // _SPLITS))
     if len(sources) >= MOST_SOURCES or any(source.bytes >= MOST_BYTES for source in sources):
         raise UsageError(
             f"{len(sources):,} sources, or one of a terabyte and more, are too many for one plan",
             hint="join small files, or prepare parts of the data into datasets of their own",
         )
     return Plan(
+        out=str(local_path(options.out).absolute()) if is_local(options.out) else options.out,
         sources=tuple(sources),
         splits=tuple(cut(sources, split_bytes=split_bytes)),
         tokenizer=tokenizer,
@@ -175,9 +196,13 @@ def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerR
     )
 
 
+def is_straight(choices: Options | Plan) -> bool:
+    return not (choices.shuffle or choices.dedup or choices.near_dedup)
+
+
 _SHARED = (
     "reading", "curation", "format", "zstd", "shard_bytes", "shuffle", "seed", "epochs", "dedup",
-    "near_dedup", "on_error", "out",
+    "near_dedup", "on_error",
 )  # fmt: skip
 
 

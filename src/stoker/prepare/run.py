@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,27 +23,38 @@ from stoker.manifest import NAME as MANIFEST_NAME
 from stoker.manifest import Manifest, TokenizerRecord, read_manifest, write_manifest
 from stoker.prepare import tokens
 from stoker.prepare.curate import Statistics
+from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.plan import Options, Plan, make_plan
-from stoker.prepare.tasks import TOKENIZER_NAME, Job
 from stoker.prepare.writer import Shard
 from stoker.sources.discover import check_reading, discover
 from stoker.sources.documents import Piece, Source
 from stoker.sources.read import read_piece
-from stoker.storage import is_local, join_url, local_path, new_file, open_store
+from stoker.storage import is_local, join_url, local_path, new_file, open_store, sync_folder
 
 STATISTICS_NAME = "statistics.json"
 
 _FIRST_DOCUMENTS, _FIRST_CHARS = 64, 4096  # what an engine is tried on before it is chosen
 _FAILURES_SHOWN = 3
+_AGAIN = "the same command does what is missing, and only that"
 
 
 class Launcher(Protocol):
-    """Runs tasks somewhere. `run` returns when every task has ended, well or not; it calls `on_done`
-    from the driver's thread with each number that ended."""
+    """Runs tasks somewhere. `run` is called once a stage, in order, with the tasks that are missing
+    (maybe none). It returns when every one has ended, well or not, having called `on_done` from the
+    driver's thread with each number that ended."""
 
     def run(
         self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]
     ) -> None: ...
+
+
+class Queue(Protocol):
+    """Takes over a whole run: `submit_all` returns at once with the job ids of each stage. `merge` is a
+    Python module with its arguments, to run when every stage has ended."""
+
+    def submit_all(
+        self, ledger: Ledger, stages: Mapping[str, Sequence[int]], *, merge: Sequence[str]
+    ) -> dict[str, list[str]]: ...
 
 
 class Watcher(Protocol):
@@ -61,6 +73,16 @@ class Prepared:
     url: str
     manifest: Manifest
     statistics: Statistics
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A dataset that jobs will make: their ids by stage, and the folder they work in."""
+
+    url: str
+    folder: Path
+    jobs: dict[str, list[str]]
 
 
 def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Path | None = None) -> Prepared:
@@ -80,11 +102,39 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
     job = plan_job(options, watcher=watcher, work=work)
     if done := _already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
+        _clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
-    for stage, count in job.plan.stages.items():
-        run_stage(job, stage, count, launcher, watcher)
-    return finish(job)
+    seconds = {}
+    try:
+        for stage, count in job.plan.stages.items():
+            started = time.monotonic()
+            run_stage(job, stage, count, launcher, watcher)
+            seconds[stage] = round(time.monotonic() - started, 3)
+    except EngineMismatchError:
+        _clean_up(job)  # whatever runs next is another plan
+        raise
+    return replace(finish(job), stage_seconds=seconds)
+
+
+def submit(
+    options: Options, queue: Queue, *, watcher: Watcher, work: Path | None = None
+) -> Submitted | Prepared:
+    """Hand what is missing of the dataset to a queue, whose last job finishes it; does not wait."""
+    if options.on_mismatch == "fallback":
+        raise UsageError(
+            "--on-mismatch fallback starts a run again, which a detached one cannot",
+            hint="leave --detach out, or name the reference engine: --engine huggingface (or tiktoken)",
+        )
+    job = plan_job(options, watcher=watcher, work=work)
+    if done := _already_there(job.plan):
+        watcher.note(f"{job.plan.out} is already prepared")
+        _clean_up(job)
+        return done
+    watcher.planned(job.plan, job.folder)
+    missing = {stage: missing_tasks(job, stage, count) for stage, count in job.plan.stages.items()}
+    jobs = queue.submit_all(job.ledger, missing, merge=("stoker.cli", "prepare", "merge", str(job.folder)))
+    return Submitted(url=job.plan.out, folder=job.folder, jobs=jobs)
 
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
@@ -127,11 +177,17 @@ def work_folder(plan: Plan, work: Path | None) -> Path:
 
 def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Watcher) -> None:
     """Run what is missing of one stage; raises with the first failures if any is left."""
-    missing = job.ledger.missing(stage, count)
+    missing = missing_tasks(job, stage, count)
     watcher.stage(stage, total=count, done=count - len(missing))
-    if missing:
-        launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
+    # Also where nothing is missing: what an earlier driver left running must end before the folder goes.
+    launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
     check_stage(job, stage, count)
+
+
+def missing_tasks(job: Job, stage: str, count: int) -> list[int]:
+    """The tasks without a marker, and those whose files an accident has damaged since."""
+    missing = job.ledger.missing(stage, count)
+    return missing + job.ledger.recheck(stage, sorted(set(range(count)) - set(missing)))
 
 
 def check_stage(job: Job, stage: str, count: int) -> None:
@@ -139,19 +195,18 @@ def check_stage(job: Job, stage: str, count: int) -> None:
     failed = job.ledger.missing(stage, count)
     if not failed:
         return
-    reasons = {number: job.ledger.failure(stage, number) for number in failed}
-    for reason in reasons.values():
-        if "differs from the reference" in reason:
-            message, _, hint = reason.partition("\nhint: ")
-            raise EngineMismatchError(message, hint=hint)
-    shown = [
-        f"{stage} task {number}: {reason or 'it was not run, or was killed'}"
-        for number, reason in list(reasons.items())[:_FAILURES_SHOWN]
-    ]
+    failures = [(number, job.ledger.failure(stage, number)) for number in failed]
+    told = [(number, failure) for number, failure in failures if failure]
+    for _, failure in told:
+        if isinstance(failure, EngineMismatchError):
+            raise failure
+    shown = [f"{stage} task {number}: {failure.message}" for number, failure in told[:_FAILURES_SHOWN]]
+    hints = dict.fromkeys(failure.hint for _, failure in told[:_FAILURES_SHOWN] if failure.hint)
     raise TaskError(
-        f"{len(failed)} of {count} {stage} tasks failed\n" + "\n".join(shown),
-        hint=f"logs are in {job.folder / 'logs'}; mend the cause and run the same command again, "
-        "which does only what is missing",
+        "\n".join(
+            [f"{len(failed)} of {count} {stage} tasks are not done, {len(told)} of them failed", *shown]
+        ),
+        hint="; ".join([*hints, f"logs are in {job.folder / 'logs'}", _AGAIN]),
     )
 
 
@@ -171,12 +226,20 @@ def finish(job: Job) -> Prepared:
             hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
         )
     manifest, blocks = _manifest(job, results)
+    if is_local(job.plan.out):
+        _publish(job, manifest)
     _check_delivered(job, manifest)
     if job.plan.family == "huggingface":
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
     manifest = write_manifest(store, manifest, blocks=blocks)
-    shutil.rmtree(job.folder, ignore_errors=True)
+    _clean_up(job)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+
+
+def _clean_up(job: Job) -> None:
+    for folder in (job.folder, job.target.parent):
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     plan = job.plan
@@ -197,6 +260,15 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
         made_by=f"stoker {__version__}",
     )
     return manifest, np.array([digest for shard in shards for digest in shard.blocks], np.uint64)
+
+
+def _publish(job: Job, manifest: Manifest) -> None:
+    """Move the shards to where they belong. One that is there already was moved before a crash."""
+    out = local_path(job.plan.out)
+    for file in manifest.files():
+        if (job.target / file.name).exists():
+            (job.target / file.name).rename(out / file.name)
+    sync_folder(out)
 
 
 def _check_delivered(job: Job, manifest: Manifest) -> None:
@@ -240,7 +312,8 @@ def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:
     stop = source.bytes if source.units == source.bytes else 1
     texts: list[str] = []
     for documents in read_piece(source, Piece(source=0, start=0, stop=stop), options.reading):
-        texts += [text[:_FIRST_CHARS] for text in documents.texts[: _FIRST_DOCUMENTS - len(texts)]]
+        wanted = min(len(documents.texts), _FIRST_DOCUMENTS - len(texts))
+        texts += [documents.texts.text(number)[:_FIRST_CHARS] for number in range(wanted)]
         if len(texts) >= _FIRST_DOCUMENTS:
             break
     return texts
@@ -250,4 +323,3 @@ def _write_once(path: Path, text: str) -> None:
     if not path.exists():
         with new_file(path) as file:
             file.write(text.encode())
-

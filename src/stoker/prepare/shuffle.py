@@ -78,6 +78,10 @@ class Gathered:
     tokens: memoryview
     texts: memoryview
 
+    @property
+    def bytes(self) -> int:
+        return len(self.tokens) + len(self.texts)
+
 
 def content_keys(table: Table, *, seed: int, epoch: int) -> npt.NDArray[np.uint64]:
     return mix(np.bitwise_xor(table["low"], salt(seed, epoch)))
@@ -141,7 +145,10 @@ def _stretch(run: Run, low: int, high: int, shuffled: bool) -> Table:
     table = run.table()
     if shuffled:
         last = np.uint64(high - 1)  # 2^64 itself does not fit the key's type
-        first, stop = np.searchsorted(table["key"], np.uint64(low)), np.searchsorted(table["key"], last, "right")
+        first, stop = (
+            np.searchsorted(table["key"], np.uint64(low)),
+            np.searchsorted(table["key"], last, "right"),
+        )
     else:
         base = int(table["start"][0]) if len(table) else 0
         first, stop = np.searchsorted(table["start"] - base + run.first, (low, high))

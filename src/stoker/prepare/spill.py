@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +23,17 @@ import xxhash
 
 from stoker.manifest import FileRecord
 from stoker.prepare.neardup import Sketch, bands
-from stoker.prepare.shuffle import DOCUMENT, Table, content_keys, location_keys, slices, sorted_by_key
-from stoker.prepare.tokens import Ids, Offsets
+from stoker.prepare.shuffle import (
+    DOCUMENT,
+    Gathered,
+    Table,
+    content_keys,
+    location_keys,
+    slices,
+    sorted_by_key,
+)
+from stoker.prepare.tokens import Encoded
+from stoker.storage import named_errors
 
 # Tokens and text held before a run is written. Larger runs mean fewer, longer reads in pass two.
 RUN_BYTES = 64 << 20
@@ -43,11 +51,41 @@ class Ordering:
     def ordered(self, table: Table, epoch: int) -> Table:
         """A copy of the table in this epoch's order, with its keys."""
         if not self.shuffle:
-            return table.copy()
+            copy: Table = table.copy()
+            return copy
         make = content_keys if self.dedup else location_keys
         table["key"] = make(table, seed=self.seed, epoch=epoch)
         ordered: Table = table[sorted_by_key(table)]
         return ordered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marks:
+    """Tokens put before and after every document."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.before) + len(self.after)
+
+    def joined(self, documents: list[memoryview], dtype: np.dtype[Any]) -> bytes:
+        """The documents back to back, each between its marks: one join for all of them."""
+        before, after = (np.array(tokens, dtype).tobytes() for tokens in (self.before, self.after))
+        return b"".join((before, (after + before).join(documents), after))
+
+
+def encoded_group(block: Encoded, dtype: np.dtype[Any], marks: Marks) -> Gathered:
+    """A block as a shard takes it, for when no document has to move."""
+    table = np.zeros(len(block.texts), DOCUMENT)
+    item, lengths = dtype.itemsize, np.diff(block.offsets)
+    views = slices(block.ids.astype(dtype).data.cast("B"), block.offsets[:-1] * item, lengths * item)
+    table["tokens"] = lengths + marks.count
+    table["start"] = (np.cumsum(table["tokens"], dtype=np.int64) - table["tokens"]) * item
+    table["text_start"], table["text_bytes"] = block.texts.offsets[:-1], block.texts.sizes
+    tokens = memoryview(marks.joined(views, dtype))
+    return Gathered(table=table, tokens=tokens, texts=block.texts.data.data)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,7 +94,7 @@ class _Pending:
 
     tables: list[Table] = field(default_factory=list)
     tokens: list[npt.NDArray[Any]] = field(default_factory=list)
-    texts: list[bytes] = field(default_factory=list)
+    texts: list[memoryview] = field(default_factory=list)
     token_count: int = 0
     text_bytes: int = 0
 
@@ -70,15 +108,12 @@ class SpillWriter:
         *,
         ordering: Ordering,
         dtype: np.dtype[Any],
-        before: Sequence[int] = (),
-        after: Sequence[int] = (),
+        marks: Marks,
         keep_texts: bool = False,
         sketch: Sketch | None = None,
     ) -> None:
         self._path, self._ordering, self._dtype = path, ordering, dtype
-        self._before = np.array(before, dtype).tobytes()
-        self._after = np.array(after, dtype).tobytes()
-        self._extra = len(before) + len(after)
+        self._marks = marks
         self._keep_texts, self._sketch = keep_texts, sketch
         self._pending = _Pending()
         self._files: dict[str, _ScratchFile] = {}
@@ -86,31 +121,31 @@ class SpillWriter:
         self.runs: list[dict[str, int]] = []
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def add(
-        self, locations: Sequence[int], texts: Sequence[bytes], ids: Ids, offsets: Offsets
-    ) -> None:
+    def add(self, block: Encoded) -> None:
         """Take one block of encoded documents."""
-        pending = self._pending
+        pending, texts = self._pending, block.texts
         table = np.zeros(len(texts), DOCUMENT)
-        table["location"] = locations
-        table["text_bytes"] = [len(text) for text in texts]
-        table["start"] = offsets[:-1] + pending.token_count
-        table["tokens"] = np.diff(offsets)
+        table["location"] = block.locations
+        table["text_bytes"] = texts.sizes
+        table["start"] = block.offsets[:-1] + pending.token_count
+        table["tokens"] = np.diff(block.offsets)
         if self._ordering.dedup:
-            digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, texts)), ">u8").reshape(-1, 2)
+            digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, texts.views())), ">u8").reshape(
+                -1, 2
+            )
             table["high"], table["low"] = digests[:, 0], digests[:, 1]
         pending.tables.append(table)
-        pending.tokens.append(ids.astype(self._dtype))
-        pending.token_count += len(ids)
+        pending.tokens.append(block.ids.astype(self._dtype))
+        pending.token_count += len(block.ids)
         if self._keep_texts:
-            pending.texts += texts
-            pending.text_bytes += int(table["text_bytes"].sum(dtype=np.int64))
+            pending.texts += texts.views()
+            pending.text_bytes += texts.bytes
         if pending.token_count * self._dtype.itemsize + pending.text_bytes >= RUN_BYTES:
             self._write_run()
 
     def finish(self) -> list[FileRecord]:
         """Write the last run and give the files their names."""
-        if self._pending.tables or not self.runs:
+        if self._pending.tables:
             self._write_run()
         return [file.finish() for file in self._files.values()]
 
@@ -125,9 +160,9 @@ class SpillWriter:
 
     def _write_run(self) -> None:
         pending, self._pending = self._pending, _Pending()
-        table = np.concatenate(pending.tables) if pending.tables else np.zeros(0, DOCUMENT)
+        table = np.concatenate(pending.tables)
         table["text_start"] = np.arange(len(table))  # whose text is whose, until the texts have a place
-        tokens = np.concatenate(pending.tokens) if pending.tokens else np.zeros(0, self._dtype)
+        tokens = np.concatenate(pending.tokens)
         for epoch in range(self._ordering.epochs):
             rows = self._write_epoch(epoch, table, tokens.data.cast("B"), pending.texts)
             if self._sketch and epoch == 0:
@@ -135,38 +170,32 @@ class SpillWriter:
         self.runs.append(
             {
                 "documents": len(table),
-                "tokens": len(tokens) + self._extra * len(table),
+                "tokens": len(tokens) + self._marks.count * len(table),
                 "text_bytes": int(table["text_bytes"].sum(dtype=np.int64)),
             }
         )
 
     def _write_epoch(
-        self, epoch: int, table: Table, tokens: memoryview, texts: list[bytes]
+        self, epoch: int, table: Table, tokens: memoryview, texts: list[memoryview]
     ) -> npt.NDArray[np.int64]:
         """Write the documents in this epoch's order; returns that order, as rows of the table."""
         ordered = self._ordering.ordered(table, epoch)
         rows: npt.NDArray[np.int64] = ordered["text_start"].copy()
         item = self._dtype.itemsize
         views = slices(tokens, ordered["start"] * item, ordered["tokens"].astype(np.int64) * item)
-        ordered["tokens"] += self._extra
+        ordered["tokens"] += self._marks.count
         self._place(ordered, "start", "tokens", self._written["tokens"], epoch)
-        self._file(f"e{epoch}.tokens").write(self._joined(views))
+        self._file(f"e{epoch}.tokens").write(self._marks.joined(views, self._dtype))
         if self._keep_texts:
             self._file(f"e{epoch}.text").write(b"".join([texts[row] for row in rows.tolist()]))
             self._place(ordered, "text_start", "text_bytes", self._written["text"], epoch)
         self._file(f"e{epoch}.docs").write(ordered.tobytes())
         return rows
 
-    def _joined(self, views: list[memoryview]) -> bytes:
-        """Every document between its first and last tokens; one join does it for the whole run."""
-        if not views:
-            return b""
-        return b"".join((self._before, (self._after + self._before).join(views), self._after))
-
     def _place(self, table: Table, start: str, size: str, written: list[int], epoch: int) -> None:
         ends = np.cumsum(table[size], dtype=np.int64)
         table[start] = written[epoch] + ends - table[size]
-        written[epoch] += int(ends[-1]) if len(ends) else 0
+        written[epoch] += int(ends[-1])
 
     def _file(self, suffix: str) -> _ScratchFile:
         if suffix not in self._files:
@@ -180,13 +209,15 @@ class _ScratchFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-        self._file: BinaryIO = self._temporary.open("xb", buffering=0)
+        with named_errors("write", path):
+            self._file: BinaryIO = self._temporary.open("xb", buffering=0)
         self._hash, self._bytes = xxhash.xxh3_64(), 0
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+        with named_errors("write", self._path):
+            while view:
+                view = view[self._file.write(view) :]
         self._hash.update(data)
         self._bytes += len(data)
 

@@ -1,213 +1,69 @@
 """The three kinds of task, each a function of (plan, number): the same call gives the same bytes.
 
-    map     read a split, curate, tokenise, spill in runs sorted by key
-    match   compare one band of all signatures, list the places of later copies
-    write   gather a range of keys from every spill, drop copies, write shards
+map     read a split, curate, tokenise, spill in runs sorted by key
+match   compare one band of all signatures, list the places of later copies
+write   gather a range of keys from every spill, drop copies, write shards
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from stoker.errors import BadInputError, TaskError
-from stoker.launch.ledger import Ledger
 from stoker.manifest import FileRecord
-from stoker.prepare.curate import Curator, Statistics
+from stoker.prepare.curate import Statistics
+from stoker.prepare.encode import Encoder
+from stoker.prepare.job import Job, open_job
 from stoker.prepare.neardup import later_copies
-from stoker.prepare.plan import Plan, read_plan
-from stoker.prepare.shuffle import KEYS, Cells, Gathered, Run, Table, duplicates, gather
-from stoker.prepare.spill import SpillWriter
-from stoker.prepare.tokens import Engine, Ids, Offsets, Referee, Tokenizer, open_engine
+from stoker.prepare.plan import Plan
+from stoker.prepare.shuffle import KEYS, Cells, Gathered, Run, duplicates, gather
+from stoker.prepare.spill import SpillWriter, encoded_group
 from stoker.prepare.writer import Shard, write_shard
-from stoker.sources.documents import BLOCK_BYTES, Documents, describe, locations
-from stoker.sources.read import read_piece
 from stoker.spans import span
-from stoker.storage import is_local, local_path, new_file, open_store
+from stoker.storage import new_file
 
 ENTRY = "stoker.prepare.tasks:run_task"
-TOKENIZER_NAME = "tokenizer.json"
-
-# Documents per check against the reference, which is 40 times slower: one in 8192 costs half a percent.
-_CHECK_EVERY = 8192
-_CHECK_CHARS = 1 << 16
 
 
 def run_task(folder: Path, stage: str, number: int) -> None:
     """Run one task, unless its marker says that it is done."""
-    job = _open_job(folder)
+    job = open_job(folder)
     if job.ledger.result(stage, number) is None:
         with span(f"prepare.{stage}", step=number):
             {"map": _map, "match": _match, "write": _write}[stage](job, number)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A plan, its folder, and what is costly to open and serves many tasks of one process."""
-
-    plan: Plan
-    folder: Path
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(folder=self.folder, plan=self.plan.digest)
-
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(**json.loads((self.folder / TOKENIZER_NAME).read_text("utf-8")))
-
-    def results(self, stage: str) -> list[dict[str, Any]]:
-        """What every task of an earlier stage reported; all must be done."""
-        count = self.plan.stages.get(stage, 0)
-        results = [self.ledger.result(stage, number) for number in range(count)]
-        missing = [number for number, result in enumerate(results) if result is None]
-        if missing:
-            raise TaskError(
-                f"{len(missing)} of {count} {stage} tasks are not done, the first is {missing[0]}",
-                hint=f"see {self.ledger.log(stage, missing[0])}, then run the same command again",
-            )
-        return [result for result in results if result is not None]
-
-    def runs(self, epoch: int) -> list[Run]:
-        """Every spilled run, in the order of the sources."""
-        runs, first = [], 0
-        for number, result in enumerate(self.results("map")):
-            row = 0
-            for run in result["runs"]:
-                path = self.spill(number).with_name(f"{self.spill(number).name}.e{epoch}.tokens")
-                runs.append(Run(path=path, row=row, first=first, **run))
-                row += run["documents"]
-                first += run["tokens"]
-        return runs
-
-    def spill(self, number: int) -> Path:
-        return self.folder / "spill" / f"map-{number:05d}"
-
-    def drops(self, number: int) -> Path:
-        return self.folder / "drops" / f"match-{number:05d}.u64"
-
-    @property
-    def bands(self) -> int:
-        return self.plan.sketch.bands if self.plan.sketch else 0
-
-    @property
-    def target(self) -> Path:
-        """Where shards are written: in place, or beside the tasks until they are uploaded."""
-        return local_path(self.plan.out) if is_local(self.plan.out) else self.folder / "upload"
-
-    def deliver(self, shards: list[Shard]) -> list[FileRecord]:
-        """Upload shards bound for an object store; returns the files that stay here."""
-        files = [file for shard in shards for file in shard.record.files]
-        if is_local(self.plan.out):
-            return [replace(file, name=os.path.relpath(self.target / file.name, self.folder)) for file in files]
-        store = open_store(self.plan.out)
-        for file in files:
-            store.write(file.name, self.target / file.name)
-            (self.target / file.name).unlink()
-        return []
-
-
-@lru_cache(maxsize=1)
-def _open_job(folder: Path) -> Job:
-    return Job(plan=read_plan(folder), folder=folder)
-
-
 # --- map ------------------------------------------------------------------------------------------
 
 
-class _Encoder:
-    """An engine, and the referee that checks a sample of its work."""
-
-    def __init__(self, job: Job) -> None:
-        tokenizer, engine = job.tokenizer(), job.plan.tokenizer.engine
-        self._sources = job.plan.sources
-        self._engine: Engine = open_engine(engine, tokenizer)
-        self._referee = Referee(tokenizer, engine) if engine != tokenizer.reference else None
-        self._until_check = 0
-
-    def encode(self, documents: Documents) -> tuple[Ids, Offsets]:
-        ids, offsets = self._engine.encode(documents.texts)
-        self._until_check -= len(documents.texts)
-        if self._referee and self._until_check < 0:
-            self._until_check = _CHECK_EVERY
-            self._check_one(documents, ids, offsets)
-        return ids, offsets
-
-    def _check_one(self, documents: Documents, ids: Ids, offsets: Offsets) -> None:
-        assert self._referee is not None
-        number = len(documents.texts) // 2
-        if len(documents.texts[number]) <= _CHECK_CHARS:
-            mine = ids[offsets[number] : offsets[number + 1]]
-            where = describe(documents.places[number], self._sources)
-            self._referee.check([documents.texts[number]], mine, np.array([0, len(mine)]), [where])
-
-
 @lru_cache(maxsize=1)
-def _encoder(folder: Path) -> _Encoder:
-    return _Encoder(_open_job(folder))
+def _encoder(folder: Path) -> Encoder:
+    job = open_job(folder)
+    return Encoder(job.plan, job.tokenizer())
 
 
 def _map(job: Job, number: int) -> None:
     plan, statistics = job.plan, Statistics()
-    curator, encoder = Curator(plan.curation), _encoder(job.folder)
-    with _spill_writer(job, number) as spill:
-        for documents in _blocks(plan, number):
-            _note_bad(plan, documents, statistics)
-            kept = curator.keep(documents, statistics)
-            if kept.texts:
-                texts = [text.encode() for text in kept.texts]
-                spill.add(kept.places, texts, *encoder.encode(kept))
-                statistics.bytes_in += sum(map(len, texts))
-            statistics.documents_in += len(documents.texts)
-        files = spill.finish()
-    statistics.bytes_in += statistics.dropped_bytes.total()
-    result = {"runs": spill.runs, "statistics": statistics.to_plain()}
-    job.ledger.complete("map", number, result=result, files=files)
-
-
-def _spill_writer(job: Job, number: int) -> SpillWriter:
-    plan, tokenizer = job.plan, job.plan.tokenizer
-    return SpillWriter(
+    writer = SpillWriter(
         job.spill(number),
         ordering=plan.ordering,
         dtype=plan.dtype,
-        before=[] if tokenizer.bos is None else [tokenizer.bos],
-        after=[] if tokenizer.eod is None else [tokenizer.eod],
+        marks=plan.marks,
         keep_texts=plan.layout.with_texts,
         sketch=plan.sketch,
     )
-
-
-def _blocks(plan: Plan, number: int) -> Iterator[Documents]:
-    """The documents of a split in blocks worth encoding, their places made locations."""
-    block, chars = Documents(), 0
-    for piece in plan.splits[number]:
-        for part in read_piece(plan.sources[piece.source], piece, plan.reading):
-            block.texts.extend(part.texts)
-            block.places.extend(locations(piece.source, part.places))
-            block.bad.extend(part.bad)
-            chars += sum(map(len, part.texts))
-            if chars >= BLOCK_BYTES // 2:
-                yield block
-                block, chars = Documents(), 0
-    yield block
-
-
-def _note_bad(plan: Plan, documents: Documents, statistics: Statistics) -> None:
-    for record in documents.bad:
-        sentence = f"{record.where}: {record.reason}: {record.detail}"
-        if plan.on_error == "stop":
-            raise BadInputError(
-                sentence, hint="mend the data, or leave such records out (and counted) with --on-error skip"
-            )
-        statistics.note_bad(record.reason, sentence)
+    with writer as spill:
+        for block in _encoder(job.folder).blocks(number, statistics):
+            spill.add(block)
+        files = spill.finish()
+    result = {"runs": spill.runs, "statistics": statistics.to_plain()}
+    job.ledger.complete("map", number, result=result, files=files)
 
 
 # --- match ----------------------------------------------------------------------------------------
@@ -227,7 +83,8 @@ def _match(job: Job, number: int) -> None:
     path = job.drops(number)
     with new_file(path) as file:
         file.write(found.astype("<u8").tobytes())
-    record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=found.nbytes, xxh3="")
+    digest = xxhash.xxh3_64_hexdigest(found.tobytes())
+    record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=found.nbytes, xxh3=digest)
     job.ledger.complete("match", number, result={"near": band < job.bands}, files=[record])
 
 
@@ -246,51 +103,81 @@ def _band(job: Job, run: Run, band: int) -> npt.NDArray[np.uint64]:
 
 
 def _write(job: Job, number: int) -> None:
-    statistics, shards = Statistics(), []
+    statistics = Statistics()
+    shards = list((_straight_shards if job.plan.straight else _gathered_shards)(job, number, statistics))
+    result = {"shards": [asdict(shard) for shard in shards], "statistics": statistics.to_plain()}
+    job.ledger.complete("write", number, result=result, files=job.deliver(shards))
+
+
+def _straight_shards(job: Job, number: int, statistics: Statistics) -> Iterator[Shard]:
+    """Nothing has to meet: a split becomes a shard, or several where it proves too large for one."""
+    blocks = _encoder(job.folder).blocks(number, statistics)
+    groups = (_counted(encoded_group(block, job.plan.dtype, job.plan.marks), statistics) for block in blocks)
+    limit = job.plan.shard_bytes * 5 // 4
+    for part, some in enumerate(_rolled(groups, limit)):
+        name = f"shard-{number:05d}-{part:03d}" if part else f"shard-{number:05d}"
+        yield write_shard(job.target, name, some, layout=job.plan.layout)
+
+
+def _rolled(groups: Iterator[Gathered], limit: int) -> Iterator[Iterator[Gathered]]:
+    """The groups again, as one iterator per `limit` bytes; each must be used up before the next."""
+    return (_up_to(limit, first, groups) for first in groups)
+
+
+def _up_to(limit: int, first: Gathered, groups: Iterator[Gathered]) -> Iterator[Gathered]:
+    yield first
+    size = first.bytes
+    while size < limit and (group := next(groups, None)) is not None:
+        yield group
+        size += group.bytes
+
+
+def _gathered_shards(job: Job, number: int, statistics: Statistics) -> Iterator[Shard]:
+    """Shards of a range of coordinates, from every spill."""
+    drops = _Drops(job)
     for epoch in range(job.plan.epochs):
         runs = job.runs(epoch)
         cells = job.plan.cells(
             tokens=sum(run.tokens for run in runs), text_bytes=sum(run.text_bytes for run in runs)
         )
-        drops = _Drops(job)
+        counted = statistics if epoch == 0 else Statistics()
         for shard in _my_shards(number, tasks=job.plan.stages["write"], shards=cells.shards):
-            counted = statistics if epoch == 0 else Statistics()
-            groups = _groups(job.plan, runs, cells, shard, drops, counted)
+            groups = (
+                _counted(drops.without(_gather(job.plan, runs, cells, shard, cell), counted), counted)
+                for cell in range(cells.per_shard)
+            )
             name = f"shard-{epoch * cells.shards + shard:05d}"
-            shards.append(write_shard(job.target, name, groups, layout=job.plan.layout, epoch=epoch))
-    result = {"shards": [asdict(shard) for shard in shards], "statistics": statistics.to_plain()}
-    job.ledger.complete("write", number, result=result, files=job.deliver(shards))
+            written = write_shard(job.target, name, groups, layout=job.plan.layout, epoch=epoch)
+            if written.record.samples:
+                yield written
+            else:
+                written.remove(job.target)
 
 
 def _my_shards(number: int, *, tasks: int, shards: int) -> range:
     return range(-(-number * shards // tasks), -(-(number + 1) * shards // tasks))
 
 
-def _groups(
-    plan: Plan, runs: list[Run], cells: Cells, shard: int, drops: _Drops, statistics: Statistics
-) -> Iterator[Gathered]:
-    """The documents of a shard, cell by cell, without the copies."""
-    for cell in range(cells.per_shard):
-        low, high = cells.bounds(shard, cell)
-        group = gather(
-            runs,
-            low=low,
-            high=high,
-            shuffled=plan.shuffle,
-            item_bytes=plan.dtype.itemsize,
-            with_texts=plan.layout.with_texts,
-        )
-        kept = drops.without(group.table, statistics)
-        _count(kept, statistics)
-        yield replace(group, table=kept)
+def _gather(plan: Plan, runs: list[Run], cells: Cells, shard: int, cell: int) -> Gathered:
+    low, high = cells.bounds(shard, cell)
+    return gather(
+        runs,
+        low=low,
+        high=high,
+        shuffled=plan.shuffle,
+        item_bytes=plan.dtype.itemsize,
+        with_texts=plan.layout.with_texts,
+    )
 
 
-def _count(table: Table, statistics: Statistics) -> None:
+def _counted(group: Gathered, statistics: Statistics) -> Gathered:
+    table = group.table
     statistics.documents_out += len(table)
     statistics.bytes_out += int(table["text_bytes"].sum(dtype=np.int64))
     statistics.tokens_out += int(table["tokens"].sum(dtype=np.int64))
     powers, counts = np.unique(np.log2(np.maximum(table["tokens"], 1)).astype(int), return_counts=True)
     statistics.lengths.update(dict(zip(powers.tolist(), counts.tolist(), strict=True)))
+    return group
 
 
 class _Drops:
@@ -304,8 +191,9 @@ class _Drops:
             if job.drops(number).stat().st_size:  # an empty file cannot be mapped
                 self._lists[reason].append(np.memmap(job.drops(number), "<u8", "r"))
 
-    def without(self, table: Table, statistics: Statistics) -> Table:
-        """The rows that stay; the others are counted under the first reason that names them."""
+    def without(self, group: Gathered, statistics: Statistics) -> Gathered:
+        """The documents that stay; the others are counted under the first reason that names them."""
+        table = group.table
         gone = duplicates(table) if self._neighbours else np.zeros(len(table), np.bool_)
         counted = np.zeros_like(gone)
         for reason, lists in self._lists.items():
@@ -316,7 +204,7 @@ class _Drops:
                 size = int(table["text_bytes"][new].sum(dtype=np.int64))
                 statistics.drop(reason, size, documents=int(new.sum()))
             counted |= gone
-        return table[~gone]
+        return replace(group, table=table[~gone])
 
 
 def _contains(ordered: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

@@ -9,8 +9,10 @@ on a sample of documents while it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,11 +22,13 @@ import numpy.typing as npt
 import xxhash
 
 from stoker.errors import EngineMismatchError, MissingPackageError, TokenizerError, require
+from stoker.sources.documents import Texts
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 ENGINES = ("gigatoken", "fastokens", "huggingface", "tiktoken")
+_OWN_TOKENS = 64
 _EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
 
 # What tokenizers disagree about: white space, case marks, digits, scripts, joiners, controls.
@@ -69,10 +73,20 @@ class Tokenizer:
         return self.engines[-1]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """A block of documents and their ids: document i has ids offsets[i] to offsets[i + 1]."""
+
+    texts: Texts
+    locations: npt.NDArray[np.int64]
+    ids: Ids
+    offsets: Offsets
+
+
 class Engine(Protocol):
     """Called from one thread of one process, many times."""
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]: ...
+    def encode(self, texts: Texts) -> tuple[Ids, Offsets]: ...
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -87,6 +101,10 @@ def load_tokenizer(name: str) -> Tokenizer:
     try:
         definition = path.read_text("utf-8")
         reference = _huggingface(definition)
+    except UnicodeDecodeError as error:
+        raise TokenizerError(
+            f"{path} is not text: {error}", hint="give the path of a tokenizer.json"
+        ) from error
     except OSError as error:
         raise TokenizerError(
             f"no tokenizer at {path}: {error.strerror}",
@@ -105,11 +123,11 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 def token_id(tokenizer: Tokenizer, token: str) -> int | None:
     """The id of a token by its name."""
+    found: int | None
     if tokenizer.family == "tiktoken":
-        encoding = _tiktoken_encoding(tokenizer)
-        found: int | None = encoding._special_tokens.get(token)
-        return found
-    found = _huggingface(tokenizer.definition).token_to_id(token)
+        found = _tiktoken_encoding(tokenizer)._special_tokens.get(token)
+    else:
+        found = _huggingface(tokenizer.definition).token_to_id(token)
     return found
 
 
@@ -134,15 +152,20 @@ def open_engine(name: str, tokenizer: Tokenizer) -> Engine:
         "huggingface": _HuggingFace,
         "tiktoken": _Tiktoken,
     }
-    try:
+    with _panics_named(name, tokenizer):
         return makers[name](tokenizer)
-    except (MissingPackageError, TokenizerError):
+
+
+@contextmanager
+def _panics_named(engine: str, tokenizer: Tokenizer) -> Iterator[None]:
+    """Native engines panic with their own kinds, which are no Exceptions, on what they do not know."""
+    try:
+        yield
+    except (MissingPackageError, TokenizerError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # native engines panic with their own kinds on what they do not know
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
+    except BaseException as error:
         raise TokenizerError(
-            f"{name} cannot run {tokenizer.name}: {error}", hint="choose another with --engine"
+            f"{engine} cannot run {tokenizer.name}: {error}", hint="choose another with --engine"
         ) from error
 
 
@@ -174,9 +197,11 @@ def verify(name: str, tokenizer: Tokenizer, documents: Sequence[str]) -> None:
     """Compare an engine with the reference on the edge strings and these documents."""
     engine = open_engine(name, tokenizer)
     if name != tokenizer.reference:
-        texts = [*EDGE_STRINGS, *documents]
-        ids, offsets = engine.encode(texts)
-        Referee(tokenizer, name).check(texts, ids, offsets, ["edge string or first document"] * len(texts))
+        texts = Texts.of([*EDGE_STRINGS, *_own_tokens(tokenizer), *documents])
+        where = ["an edge string"] * (len(texts) - len(documents)) + ["a first document"] * len(documents)
+        with _panics_named(name, tokenizer):
+            ids, offsets = engine.encode(texts)
+        Referee(tokenizer, name).check(texts, ids, offsets, where)
 
 
 class Referee:
@@ -186,19 +211,19 @@ class Referee:
         self._engine = engine
         self._reference = open_engine(tokenizer.reference, tokenizer)
 
-    def check(self, texts: Sequence[str], ids: Ids, offsets: Offsets, where: Sequence[str]) -> None:
+    def check(self, texts: Texts, ids: Ids, offsets: Offsets, where: Sequence[str]) -> None:
         """Raise EngineMismatchError, naming the document, unless every text has the reference's ids."""
         wanted, wanted_offsets = self._reference.encode(texts)
         if np.array_equal(wanted, ids) and np.array_equal(wanted_offsets, offsets):
             return
-        for number, text in enumerate(texts):
+        for number, text in enumerate(texts.strings):
             mine = ids[offsets[number] : offsets[number + 1]]
             theirs = wanted[wanted_offsets[number] : wanted_offsets[number + 1]]
             if not np.array_equal(mine, theirs):
                 at = _first_difference(mine, theirs)
                 raise EngineMismatchError(
-                    f"{self._engine} differs from the reference on {where[number]} ({text[:60]!r}...): token {at} "
-                    f"is {mine[at : at + 3].tolist()}, should be {theirs[at : at + 3].tolist()}",
+                    f"{self._engine} differs from the reference on {where[number]} ({text[:60]!r}...): "
+                    f"token {at} is {mine[at : at + 3].tolist()}, should be {theirs[at : at + 3].tolist()}",
                     hint="run again with --engine huggingface (slower, exact), or --on-mismatch fallback",
                 )
 
@@ -207,20 +232,30 @@ class _Gigatoken:
     def __init__(self, tokenizer: Tokenizer) -> None:
         gigatoken = require("gigatoken", extra="tokens")
         self._tokenizer = gigatoken.Tokenizer.from_json(tokenizer.definition)
+        self._awkward = require("awkward", extra="tokens")
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: Texts) -> tuple[Ids, Offsets]:
         # One thread per worker process: the processes are the parallelism.
-        layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
-        offsets = np.asarray(layout.offsets.data, dtype=np.int64)
-        return np.asarray(layout.content.data, dtype=np.uint32)[offsets[0] :], offsets - offsets[0]
+        layout = self._tokenizer.encode_batch(self._byte_strings(texts), parallel=False).layout
+        return np.asarray(layout.content.data, np.uint32), np.asarray(layout.offsets.data, np.int64)
+
+    def _byte_strings(self, texts: Texts) -> Any:
+        """The texts as the array type gigatoken reads in place."""
+        contents = self._awkward.contents
+        data = contents.NumpyArray(texts.data, parameters={"__array__": "byte"})
+        offsets = self._awkward.index.Index64(texts.offsets)
+        layout = contents.ListOffsetArray(offsets, data, parameters={"__array__": "bytestring"})
+        return self._awkward.Array(layout)
 
 
 class _Fastokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = require("fastokens", extra="fastokens").Tokenizer.from_json_str(tokenizer.definition)
+        self._tokenizer = require("fastokens", extra="fastokens").Tokenizer.from_json_str(
+            tokenizer.definition
+        )
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
-        ids, offsets = self._tokenizer.encode_batch_flat(list(texts))
+    def encode(self, texts: Texts) -> tuple[Ids, Offsets]:
+        ids, offsets = self._tokenizer.encode_batch_flat(texts.strings)
         return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64)
 
 
@@ -228,8 +263,8 @@ class _HuggingFace:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = _huggingface(tokenizer.definition)
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    def encode(self, texts: Texts) -> tuple[Ids, Offsets]:
+        encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
         return _flatten([encoding.ids for encoding in encodings])
 
 
@@ -237,8 +272,8 @@ class _Tiktoken:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encoding = _tiktoken_encoding(tokenizer)
 
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
-        return _flatten([self._encoding.encode_ordinary(text) for text in texts])
+    def encode(self, texts: Texts) -> tuple[Ids, Offsets]:
+        return _flatten([self._encoding.encode_ordinary(text) for text in texts.strings])
 
 
 def _flatten(lists: list[list[int]]) -> tuple[Ids, Offsets]:
@@ -248,12 +283,23 @@ def _flatten(lists: list[list[int]]) -> tuple[Ids, Offsets]:
     return flat, offsets
 
 
+def _own_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Texts with the tokenizer's own added tokens in them, which a fast engine may not know of."""
+    if tokenizer.family != "huggingface":
+        return []
+    added = _huggingface(tokenizer.definition).get_added_tokens_decoder().values()
+    return [f"a{token.content}b {token.content} c" for token in list(added)[:_OWN_TOKENS]]
+
+
+@lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
 def _huggingface(definition: str) -> Any:
     tokenizers = require("tokenizers", extra="tokens")
     try:
         loaded = tokenizers.Tokenizer.from_str(definition)
     except Exception as error:  # tokenizers raises plain Exception
-        raise TokenizerError(f"not a tokenizer.json: {error}", hint="save it with Tokenizer.save()") from error
+        raise TokenizerError(
+            f"not a tokenizer.json: {error}", hint="save it with Tokenizer.save()"
+        ) from error
     # A tokenizer saved with truncation would cut every document; preparing wants all of it.
     loaded.no_truncation()
     loaded.no_padding()

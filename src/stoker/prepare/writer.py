@@ -41,6 +41,10 @@ class Shard:
     record: ShardRecord
     blocks: tuple[int, ...]
 
+    def remove(self, folder: Path) -> None:
+        for file in self.record.files:
+            (folder / file.name).unlink()
+
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Shard:
         return cls(record=shard_from_plain(plain["record"]), blocks=tuple(plain["blocks"]))
@@ -54,9 +58,7 @@ def write_shard(
     return write(folder, name, groups, layout, epoch)
 
 
-def _write_megatron(
-    folder: Path, name: str, groups: Iterable[Gathered], layout: Layout, epoch: int
-) -> Shard:
+def _write_megatron(folder: Path, name: str, groups: Iterable[Gathered], layout: Layout, epoch: int) -> Shard:
     lengths = [np.zeros(0, np.int64)]
     with _hashed_file(folder / f"{name}.bin", zstd=layout.zstd) as data:
         for group in groups:
@@ -81,8 +83,11 @@ def _write_webdataset(
             views = [view for views in _token_views(group, layout) for view in views]
             for view, text in zip(views, texts, strict=True):
                 ids = np.frombuffer(view, layout.dtype)
-                members = (("token_ids.json", orjson.dumps(ids, option=numpy_option)), ("text.txt", bytes(text)))
-                archive.add(f"{name.rpartition('-')[2]}{samples:08d}", members)
+                members = (
+                    ("token_ids.json", orjson.dumps(ids, option=numpy_option)),
+                    ("text.txt", bytes(text)),
+                )
+                archive.add(f"{name.removeprefix('shard-')}{samples:08d}", members)
                 samples += 1
                 tokens += len(ids)
         index = archive.close()

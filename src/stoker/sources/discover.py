@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,7 +11,16 @@ from pathlib import Path
 from stoker.errors import BadInputError, UsageError
 from stoker.sources import tables
 from stoker.sources.documents import Piece, Source
-from stoker.storage import Entry, is_local, join_url, local_path, open_store, split_url, url_scheme
+from stoker.storage import (
+    Entry,
+    is_local,
+    join_url,
+    local_path,
+    named_errors,
+    open_store,
+    split_url,
+    url_scheme,
+)
 
 _KINDS = {
     ".jsonl": "jsonl",
@@ -32,7 +42,8 @@ def discover(names: Sequence[str], *, lines: bool = False, split: str = "train")
     """Every source behind these names, each once, in the order of the names and then of the paths."""
     sources: dict[tuple[str, str], Source] = {}
     for name in names:
-        found = _behind(name, lines, split)
+        with named_errors("read", name):
+            found = _behind(name, lines, split)
         if not found:
             raise BadInputError(f"{name} holds nothing to read", hint=f"it may hold {_readable()} files")
         sources.update({(source.url, source.part): source for source in found})
@@ -47,7 +58,7 @@ def cut(sources: Sequence[Source], *, split_bytes: int) -> list[tuple[Piece, ...
     for number, source in enumerate(sources):
         parts = max(1, min(source.units, round(source.bytes / split_bytes)))
         bounds = [source.units * part // parts for part in range(parts + 1)]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             pending.append(Piece(source=number, start=start, stop=stop))
             pending_bytes += source.bytes // parts
             if pending_bytes >= split_bytes * 3 // 4:
@@ -62,18 +73,32 @@ def _behind(name: str, lines: bool, split: str) -> list[Source]:
     if url_scheme(name) == "hf":
         return tables.hub_sources(name.removeprefix("hf://"), split)
     if is_local(name):
-        path = local_path(name)
-        if path.is_dir():
+        path = local_path(name).absolute()  # tasks may run in another folder, or on another machine
+        if _is_there(path) and path.is_dir():
             if tables.is_saved_dataset(path):
                 return tables.saved_sources(path, split)
             return _sources(str(path), list(open_store(path).list()), lines)
-        if path.exists():
+        if _is_there(path):
             return _sources(*_one_file(str(path)), lines, named=True)
         if _GLOB_MARKS & set(str(path)):
             matches = sorted(glob.glob(str(path), recursive=True))
-            return [source for match in matches if not Path(match).is_dir() for source in _behind(match, lines, split)]
+            return [
+                source
+                for match in matches
+                if not Path(match).is_dir()
+                for source in _behind(match, lines, split)
+            ]
         raise BadInputError(f"{name} does not exist", hint="check the path, and quote globs with **")
     return _remote(name, lines)
+
+
+def _is_there(path: Path) -> bool:
+    """Unlike Path.exists, this tells a missing file from one behind a closed folder."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _remote(name: str, lines: bool) -> list[Source]:
@@ -98,7 +123,9 @@ def _sources(base: str, entries: list[Entry], lines: bool, *, named: bool = Fals
         url = join_url(base, entry.path)
         kind, compression = _kind(entry.path), _compression(entry.path)
         if not kind and named:
-            raise BadInputError(f"{url}: cannot tell what kind of file this is", hint=f"use {_readable()} names")
+            raise BadInputError(
+                f"{url}: cannot tell what kind of file this is", hint=f"use {_readable()} names"
+            )
         if kind and not entry.path.rpartition("/")[2].startswith("."):
             units = _units(url, kind, compression, entry.bytes, lines)
             sources.append(

@@ -7,47 +7,58 @@ different processes and every line is read once.
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
-from collections.abc import Callable, Iterator
-from itertools import accumulate
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
 
-from stoker.errors import require
+import numpy as np
+
 from stoker.formats.zstd import zstd_module
 from stoker.sources.documents import BLOCK_BYTES, BadRecord, Documents, Piece, Reading, Source
+from stoker.sources.jsonl import extract, parse_line
 from stoker.storage import open_store, split_url
-
-Parse = Callable[[list[bytes]], list[str]]
 
 
 def read_jsonl(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """The text field of each line."""
-    loads, field = require("orjson", extra="tokens").loads, reading.field
-
-    def parse(lines: list[bytes]) -> list[str]:
-        texts = [loads(line)[field] for line in lines]
-        if set(map(type, texts)) - {str}:
-            raise TypeError
-        return texts
-
-    return _read(source, piece, reading, parse)
+    for lines in _line_blocks(source, piece, reading):
+        texts, places, odd = extract(lines.data, reading.field)
+        plain = Documents(texts=texts, places=places + lines.start, bad=lines.bad)
+        yield _with_odd_lines(source, reading, lines, plain, odd) if odd else plain
 
 
 def read_text_lines(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
-    """Each line."""
-    return _read(source, piece, reading, lambda lines: [str(line, "utf-8") for line in lines])
+    """Each line that is not blank."""
+    for lines in _line_blocks(source, piece, reading):
+        documents: dict[int, bytes] = {}
+        bad = list(lines.bad)
+        at = lines.start
+        for line in bytes(lines.data).split(b"\n"):
+            try:
+                if str(line, "utf-8").strip():
+                    documents[at] = line.removesuffix(b"\r")
+            except UnicodeDecodeError as error:
+                bad.append(_not_utf8(source, at, error))
+            at += len(line) + 1
+        yield Documents.of(list(documents.values()), list(documents), bad)
 
 
-def open_plain(source: Source) -> BinaryIO:
-    """The uncompressed bytes of a source."""
+@contextmanager
+def open_plain(source: Source) -> Iterator[BinaryIO]:
+    """The uncompressed bytes of a source. Neither decompressor closes the file it was given."""
     folder, name = split_url(source.url)
-    file = open_store(folder).open(name)
-    if source.compression == "gz":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    if source.compression == "zst":
-        opened: BinaryIO = zstd_module().ZstdFile(file)
-        return opened
-    return file
+    with open_store(folder).open(name) as file:
+        if source.compression == "gz":
+            with io.BufferedReader(gzip.GzipFile(fileobj=file)) as plain:
+                yield plain
+        elif source.compression == "zst":
+            with zstd_module().ZstdFile(file) as plain:
+                yield plain
+        else:
+            yield file
 
 
 def decompression_errors() -> tuple[type[Exception], ...]:
@@ -59,49 +70,80 @@ def decompression_errors() -> tuple[type[Exception], ...]:
         return errors
 
 
-def _read(source: Source, piece: Piece, reading: Reading, parse: Parse) -> Iterator[Documents]:
-    with open_plain(source) as file:
-        for start, lines, bad in _line_blocks(file, source, piece, reading):
-            places = list(accumulate(map(_line_bytes, lines), initial=start))
-            yield _parse_block(source, lines, places, parse, bad)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lines:
+    """Whole lines, where they start in the source, and what before them was no line. The data is a
+    view of a buffer that the next block overwrites."""
+
+    start: int
+    data: memoryview
+    bad: list[BadRecord]
 
 
-def _line_bytes(line: bytes) -> int:
-    return len(line) + 1
+def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Lines]:
+    """Blocks of the lines that start inside the piece, without those over the limit."""
+    limit = reading.max_document_bytes
+    for lines in _whole_lines(source, piece, limit):
+        if len(lines.data) <= limit:
+            yield lines
+        else:
+            yield from _without_long_lines(source, lines, limit)
 
 
-def _line_blocks(
-    file: BinaryIO, source: Source, piece: Piece, reading: Reading
-) -> Iterator[tuple[int, list[bytes], list[BadRecord]]]:
-    """(offset of the first line, lines, what was no line) until the first line past the piece."""
+def _whole_lines(source: Source, piece: Piece, limit: int) -> Iterator[_Lines]:
+    """Blocks of lines as they stand; one that does not fit memory is passed over here."""
     stop = None if source.compression else piece.stop
-    at, rest = _first_line(file, piece.start), b""
-    while stop is None or at < stop:
-        try:
-            block = file.read(BLOCK_BYTES)
-        except decompression_errors() as error:
-            yield at, [], [_bad(source, at + len(rest), "truncated", f"the file is damaged: {error}")]
-            return
-        whole = rest + block if rest else block
-        end = whole.rfind(b"\n") + 1 if block else len(whole)
-        if not whole:
-            return
-        if not end:
-            if len(whole) <= reading.max_document_bytes:
-                rest = whole
-                continue
-            skipped = _skip_line(file)
-            detail = f"a line of {len(whole) + skipped:,} bytes; the limit is {reading.max_document_bytes:,}"
-            yield at, [], [_bad(source, at, "too_long", detail)]
-            at, rest = at + len(whole) + skipped, b""
-            continue
-        lines = whole[:end].split(b"\n")
-        if whole.endswith(b"\n", 0, end):
-            lines.pop()
-        if stop is not None and at + end > stop:
-            lines = _starting_before(lines, stop - at)
-        yield at, lines, []
-        at, rest = at + end, whole[end:]
+    with open_plain(source) as file:
+        at = _first_line(file, piece.start)
+        buffer, held = bytearray(BLOCK_BYTES), 0
+        while stop is None or at < stop:
+            try:
+                count = file.readinto(memoryview(buffer)[held:])  # type: ignore[attr-defined]
+            except decompression_errors() as error:
+                yield _no_lines(at, _bad(source, at + held, "truncated", f"the file is damaged: {error}"))
+                return
+            filled = held + count
+            end = buffer.rfind(b"\n", 0, filled) + 1 if count else filled
+            if end:
+                if stop is not None and at + end > stop:
+                    cut = buffer.find(b"\n", max(0, stop - at - 1), filled) + 1
+                    yield _Lines(start=at, data=memoryview(buffer)[: cut or end], bad=[])
+                    if cut:
+                        return
+                else:
+                    yield _Lines(start=at, data=memoryview(buffer)[:end], bad=[])
+                buffer[: filled - end] = buffer[end:filled]
+                at, held = at + end, filled - end
+            elif not count:
+                return
+            elif filled <= limit:
+                held = filled
+                if filled == len(buffer):
+                    buffer = buffer + bytearray(len(buffer))
+            else:
+                passed = filled + _skip_line(file)
+                yield _too_long(source, at, passed, limit)
+                at, held = at + passed, 0
+
+
+def _without_long_lines(source: Source, lines: _Lines, limit: int) -> Iterator[_Lines]:
+    newlines = np.flatnonzero(np.frombuffer(lines.data, np.uint8) == ord("\n"))
+    starts = np.concatenate([[0], newlines + 1])
+    sizes = np.concatenate([newlines, [len(lines.data)]]) - starts
+    done = 0
+    for start, size in zip(starts[sizes > limit].tolist(), sizes[sizes > limit].tolist(), strict=True):
+        yield _Lines(start=lines.start + done, data=lines.data[done:start], bad=[])
+        yield _too_long(source, lines.start + start, size, limit)
+        done = start + size + 1
+    yield _Lines(start=lines.start + done, data=lines.data[done:], bad=lines.bad)
+
+
+def _too_long(source: Source, at: int, size: int, limit: int) -> _Lines:
+    return _no_lines(at, _bad(source, at, "too_long", f"a line of {size:,} bytes; the limit is {limit:,}"))
+
+
+def _no_lines(at: int, bad: BadRecord) -> _Lines:
+    return _Lines(start=at, data=memoryview(b""), bad=[bad])
 
 
 def _first_line(file: BinaryIO, start: int) -> int:
@@ -122,46 +164,44 @@ def _skip_line(file: BinaryIO) -> int:
     return passed
 
 
-def _starting_before(lines: list[bytes], limit: int) -> list[bytes]:
-    starts = accumulate(map(_line_bytes, lines), initial=0)
-    return [line for line, start in zip(lines, starts, strict=False) if start < limit]
-
-
-def _parse_block(
-    source: Source, lines: list[bytes], places: list[int], parse: Parse, bad: list[BadRecord]
+def _with_odd_lines(
+    source: Source, reading: Reading, lines: _Lines, plain: Documents, odd: list[int]
 ) -> Documents:
-    try:
-        return Documents(texts=parse(lines), places=places[: len(lines)], bad=bad)
-    except (ValueError, KeyError, TypeError):
-        return _parse_one_by_one(source, lines, places, parse, bad)
-
-
-def _parse_one_by_one(
-    source: Source, lines: list[bytes], places: list[int], parse: Parse, bad: list[BadRecord]
-) -> Documents:
-    """The slow road, taken by a block that holds an empty or a bad line."""
-    texts, kept = [], []
-    for line, place in zip(lines, places, strict=False):
+    """Parse the lines the fast parser left out, one by one, and put them in their places."""
+    texts: list[str] = []
+    places: list[int] = []
+    bad = list(plain.bad)
+    block = bytes(lines.data)
+    for start in odd:
+        line = block[start : (block.find(b"\n", start) + 1 or len(block) + 1) - 1]
         try:
-            texts += parse([line])
-            kept.append(place)
-        except (ValueError, KeyError, TypeError) as error:
-            if line.strip():
-                bad.append(_explain(source, place, line, error))
-    return Documents(texts=texts, places=kept, bad=bad)
+            texts.append(parse_line(line, reading.field))
+            places.append(lines.start + start)
+        except (ValueError, LookupError, TypeError) as error:
+            bad.append(_explain(source, lines.start + start, line, error))
+    if not texts:
+        return Documents(texts=plain.texts, places=plain.places, bad=bad)
+    both = Documents.join([plain, Documents.of(texts, places)])
+    order = np.argsort(both.places).tolist()
+    views = both.texts.views()
+    return Documents.of([bytes(views[row]) for row in order], both.places[order].tolist(), bad)
 
 
 def _explain(source: Source, place: int, line: bytes, error: Exception) -> BadRecord:
     try:
         line.decode()
     except UnicodeDecodeError as reason:
-        return _bad(source, place, "invalid_utf8", f"{reason.reason} at byte {place + reason.start:,}")
+        return _not_utf8(source, place, reason)
     if isinstance(error, KeyError):
         return _bad(source, place, "missing_field", f"the record has no field {error}")
-    if isinstance(error, TypeError):
-        return _bad(source, place, "not_text", "the field is not a string, or the record is no object")
-    return _bad(source, place, "invalid_json", str(error))
+    if isinstance(error, ValueError):
+        return _bad(source, place, "invalid_json", str(error))
+    return _bad(source, place, "not_text", "the field is not a string, or the record is no object")
 
 
-def _bad(source: Source, place: int, reason: str, detail: Any) -> BadRecord:
-    return BadRecord(where=f"{source.url} at byte {place:,}", reason=reason, detail=str(detail))
+def _not_utf8(source: Source, place: int, error: UnicodeDecodeError) -> BadRecord:
+    return _bad(source, place, "invalid_utf8", f"{error.reason} at byte {place + error.start:,}")
+
+
+def _bad(source: Source, place: int, reason: str, detail: str) -> BadRecord:
+    return BadRecord(where=f"{source.url} at byte {place:,}", reason=reason, detail=detail)

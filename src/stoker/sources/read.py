@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
 
 from stoker.errors import require
 from stoker.sources.documents import BadRecord, Documents, Piece, Reading, Source
@@ -40,22 +42,48 @@ def _read_whole(source: Source, piece: Piece, reading: Reading) -> Iterator[Docu
 
 def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """Of each sample of a WebDataset tar, its text: a `.txt` member, or the field of a `.json` one."""
-    damaged = (tarfile.TarError, *decompression_errors())
+    damaged: tuple[type[Exception], ...] = (tarfile.TarError, *decompression_errors())
     try:
         with open_plain(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
-            for place, member in enumerate(archive):
-                stem, _, suffix = member.name.rpartition("/")[2].partition(".")
-                if not (member.isfile() and stem and suffix in _text_suffixes(reading.field)):
-                    continue
-                content = archive.extractfile(member)
-                data = content.read(reading.max_document_bytes + 1) if content else b""
-                where = f"{source.url} member {member.name}"
-                if suffix.endswith("json"):
-                    yield _json_document(where, data, place=place, reading=reading)
-                else:
-                    yield _document(where, data, place=place, reading=reading)
+            for _, members in groupby(_text_members(archive, reading), key=lambda member: member.sample):
+                yield _member_document(source, min(members, key=lambda member: member.rank), reading)
+            # tarfile takes a cut-off archive for a short one: a whole one ends with an empty block
+            if archive.fileobj.tell() == archive.offset:
+                yield _only_bad(source.url, "truncated", "the tar is cut short between two members")
     except damaged as error:
         yield _only_bad(source.url, "truncated", f"the tar is damaged: {error}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Member:
+    """A member that may hold its sample's text; the lowest rank does."""
+
+    name: str
+    sample: str
+    rank: int
+    place: int
+    data: bytes
+
+
+def _text_members(archive: tarfile.TarFile, reading: Reading) -> Iterator[_Member]:
+    suffixes = _text_suffixes(reading.field)
+    for place, member in enumerate(archive):
+        folder, _, base = member.name.rpartition("/")
+        stem, _, suffix = base.partition(".")
+        if member.isfile() and stem and suffix in suffixes:
+            content = archive.extractfile(member)
+            yield _Member(
+                name=member.name,
+                sample=f"{folder}/{stem}",
+                rank=suffixes.index(suffix),
+                place=place,
+                data=content.read(reading.max_document_bytes + 1) if content else b"",
+            )
+
+
+def _member_document(source: Source, member: _Member, reading: Reading) -> Documents:
+    read = _json_document if member.name.endswith(".json") else _document
+    return read(f"{source.url} member {member.name}", member.data, place=member.place, reading=reading)
 
 
 def _text_suffixes(field: str) -> tuple[str, ...]:
@@ -71,14 +99,14 @@ def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> 
         return _only_bad(where, "missing_field", f"it has no field {reading.field!r}")
     if not isinstance(text, str):
         return _only_bad(where, "not_text", f"{reading.field} is {type(text).__name__}, not a string")
-    return Documents(texts=[text], places=[place])
+    return Documents.of([text], [place])
 
 
 def _document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
     if len(data) > reading.max_document_bytes:
         return _only_bad(where, "too_long", f"longer than the limit of {reading.max_document_bytes:,} bytes")
     try:
-        return Documents(texts=[data.decode()], places=[place])
+        return Documents.of([data.decode()], [place])
     except UnicodeDecodeError as error:
         return _only_bad(f"{where} at byte {error.start:,}", "invalid_utf8", error.reason)
 

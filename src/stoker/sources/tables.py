@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
     except (arrow.ArrowInvalid, OSError) as error:
         where = f"{source.url} after row {place:,}" if place >= 0 else source.url
         bad = BadRecord(where=where, reason="truncated", detail=f"the file is damaged: {error}")
-        yield Documents(texts=[], places=[], bad=[bad])
+        yield Documents(bad=[bad])
 
 
 def units(url: str, kind: str) -> int:
@@ -42,18 +43,21 @@ def units(url: str, kind: str) -> int:
         return 1
 
 
-def _open(url: str, kind: str) -> Any:
+@contextmanager
+def _open(url: str, kind: str) -> Iterator[Any]:
+    """The table in a file. Arrow does not close a file that it was given."""
     folder, name = split_url(url)
-    file = open_store(folder).open(name)
-    if kind == "parquet":
-        # Without these a whole row group, which may be a gigabyte, is held in memory.
-        return require("pyarrow.parquet", extra="arrow").ParquetFile(
-            file, pre_buffer=False, buffer_size=BLOCK_BYTES
-        )
-    ipc = require("pyarrow.ipc", extra="arrow")
-    magic = file.read(6)
-    file.seek(0)
-    return ipc.open_file(file) if magic == b"ARROW1" else ipc.open_stream(file)
+    with open_store(folder).open(name) as file:
+        if kind == "parquet":
+            # Without these a whole row group, which may be a gigabyte, is held in memory.
+            yield require("pyarrow.parquet", extra="arrow").ParquetFile(
+                file, pre_buffer=False, buffer_size=BLOCK_BYTES
+            )
+            return
+        ipc = require("pyarrow.ipc", extra="arrow")
+        magic = file.read(6)
+        file.seek(0)
+        yield ipc.open_file(file) if magic == b"ARROW1" else ipc.open_stream(file)
 
 
 def _batches(table: Any, kind: str, piece: Piece, field: str) -> Iterator[tuple[int, Any]]:
@@ -61,8 +65,7 @@ def _batches(table: Any, kind: str, piece: Piece, field: str) -> Iterator[tuple[
     if kind == "parquet":
         if field not in table.schema_arrow.names:
             raise KeyError(field)
-        sizes = [table.metadata.row_group(number).num_rows for number in range(piece.stop)]
-        row = sum(sizes[: piece.start])
+        row = sum(table.metadata.row_group(number).num_rows for number in range(piece.start))
         for number in range(piece.start, min(piece.stop, table.num_row_groups)):
             group = table.metadata.row_group(number)
             rows = _rows_per_block(group.total_byte_size, group.num_rows)
@@ -100,7 +103,7 @@ def _documents(source: Source, reading: Reading, column: Any, place: int) -> Doc
             places.append(row)
         else:
             bad.append(_explain(source, reading, row, value))
-    return Documents(texts=texts, places=places, bad=bad)
+    return Documents.of(texts, places, bad)
 
 
 def _python_values(column: Any) -> list[Any]:

@@ -1,0 +1,116 @@
+"""Train a tiny GPT and split each step into waiting for data, copying it, and computing.
+
+Used by demo.py. The model is real (attention, a vocabulary, AdamW) and small enough for two CPU cores.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+BATCH, LENGTH, WIDTH, LAYERS, HEADS = 8, 128, 128, 2, 4
+
+
+class TinyGpt(nn.Module):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        logits = self.head(self.layers(hidden, mask=self.mask, is_causal=True))
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+@dataclass
+class Steps:
+    """What a run of steps cost, in seconds each."""
+
+    steps: int = 0
+    wait_s: float = 0.0
+    copy_s: float = 0.0
+    compute_s: float = 0.0
+    loss: float = 0.0
+    tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.wait_s + self.copy_s + self.compute_s
+
+
+def train(batches: Iterable[dict], vocabulary: int, *, steps: int, device: str) -> Steps:
+    """Some steps of training; the first is for warming up and is not counted."""
+    torch.manual_seed(0)
+    model = TinyGpt(vocabulary).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    seen, stream = Steps(), iter(batches)
+    for step in range(steps + 1):
+        began = now(device)
+        batch = next(stream)
+        waited = now(device)
+        ids, labels = batch["input_ids"].to(device), batch["labels"].to(device)
+        copied = now(device)
+        loss = model(ids, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ended = now(device)
+        if step:
+            seen.steps += 1
+            seen.wait_s += waited - began
+            seen.copy_s += copied - waited
+            seen.compute_s += ended - copied
+            seen.tokens += int((labels != -100).sum())
+            seen.loss = loss.item()
+    return seen
+
+
+def now(device: str) -> float:
+    """The clock, once the device has done what it was asked: fair to both ways of feeding it."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def tutorial_batches(folder: Path) -> Iterator[dict]:
+    """The usual pipeline: webdataset, json ids, one document a row, cut or padded, two worker processes."""
+    import webdataset
+
+    tars = sorted(map(str, folder.glob("*.tar")))
+    samples = (
+        webdataset.WebDataset(tars, shardshuffle=len(tars), seed=0, empty_check=False)
+        .shuffle(1000)
+        .map(_row)
+        .repeat()
+    )
+    return iter(torch.utils.data.DataLoader(samples, batch_size=BATCH, num_workers=2))
+
+
+def _row(sample: dict) -> dict[str, torch.Tensor]:
+    ids = json.loads(sample["token_ids.json"])[: LENGTH + 1]
+    row = torch.full((LENGTH + 1,), -100)
+    row[: len(ids)] = torch.tensor(ids)
+    return {"input_ids": row[:-1].clamp(min=0), "labels": row[1:]}
+
+
+def stoker_batches(folder: Path, device: str) -> Iterator[dict]:
+    """The same model fed by stoker."""
+    import stoker
+
+    with stoker.feed(str(folder), batch_size=BATCH, seq_len=LENGTH, device=device) as feed:
+        while True:
+            yield from feed

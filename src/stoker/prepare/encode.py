@@ -1,0 +1,84 @@
+"""From a split to encoded documents: read, curate, tokenise, check a sample against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from stoker.errors import BadInputError
+from stoker.prepare.curate import Curator, Statistics
+from stoker.prepare.plan import Plan
+from stoker.prepare.tokens import Encoded, Engine, Ids, Offsets, Referee, Tokenizer, open_engine
+from stoker.sources.documents import BLOCK_BYTES, Documents, Source, Texts, describe, locations
+from stoker.sources.read import read_piece
+
+# Documents per check against the reference, which is 40 times slower: one in 8192 costs half a percent.
+_CHECK_EVERY = 8192
+_CHECK_CHARS = 1 << 16
+
+
+class Encoder:
+    """An engine, and the referee that checks a sample of its work. Costly to open; serves many splits."""
+
+    def __init__(self, plan: Plan, tokenizer: Tokenizer) -> None:
+        self._plan = plan
+        self._curator = Curator(plan.curation)
+        self._engine: Engine = open_engine(plan.tokenizer.engine, tokenizer)
+        exact = plan.tokenizer.engine == tokenizer.reference
+        self._referee = None if exact else Referee(tokenizer, plan.tokenizer.engine)
+        self._until_check = _CHECK_EVERY // 8
+
+    def blocks(self, split: int, statistics: Statistics) -> Iterator[Encoded]:
+        """The documents of a split that stay, encoded, block by block; what goes is counted."""
+        for documents in _blocks(self._plan, split):
+            _note_bad(self._plan, documents, statistics)
+            dropped = statistics.dropped_bytes.total()
+            kept = self._curator.keep(documents, statistics)
+            statistics.documents_in += len(documents.texts)
+            statistics.bytes_in += kept.texts.bytes + statistics.dropped_bytes.total() - dropped
+            if len(kept.texts):
+                yield self._encode(kept)
+
+    def _encode(self, documents: Documents) -> Encoded:
+        ids, offsets = self._engine.encode(documents.texts)
+        self._until_check -= len(documents.texts)
+        if self._referee and self._until_check < 0:
+            self._until_check = _CHECK_EVERY
+            _check_one(self._referee, documents, ids, offsets, self._plan.sources)
+        return Encoded(texts=documents.texts, locations=documents.places, ids=ids, offsets=offsets)
+
+
+def _check_one(
+    referee: Referee, documents: Documents, ids: Ids, offsets: Offsets, sources: tuple[Source, ...]
+) -> None:
+    number = len(documents.texts) // 2
+    text = documents.texts.text(number)
+    if len(text) <= _CHECK_CHARS:
+        mine = ids[offsets[number] : offsets[number + 1]]
+        where = describe(int(documents.places[number]), sources)
+        referee.check(Texts.of([text]), mine, np.array([0, len(mine)]), [where])
+
+
+def _blocks(plan: Plan, split: int) -> Iterator[Documents]:
+    """The documents of a split in blocks worth encoding, their places made locations."""
+    parts: list[Documents] = []
+    for piece in plan.splits[split]:
+        for part in read_piece(plan.sources[piece.source], piece, plan.reading):
+            parts.append(replace(part, places=locations(piece.source, part.places)))
+            if sum(part.texts.bytes for part in parts) >= BLOCK_BYTES // 4:
+                yield Documents.join(parts)
+                parts = []
+    if parts:
+        yield Documents.join(parts)
+
+
+def _note_bad(plan: Plan, documents: Documents, statistics: Statistics) -> None:
+    for record in documents.bad:
+        sentence = f"{record.where}: {record.reason}: {record.detail}"
+        if plan.on_error == "stop":
+            raise BadInputError(
+                sentence, hint="mend the data, or leave such records out (and counted) with --on-error skip"
+            )
+        statistics.note_bad(record.reason, sentence)

@@ -1,0 +1,95 @@
+"""A plan and the folder its tasks work in: who finds what where."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import TaskError
+from stoker.launch.ledger import Ledger
+from stoker.manifest import FileRecord
+from stoker.prepare.plan import Plan, read_plan
+from stoker.prepare.shuffle import Run
+from stoker.prepare.tokens import Tokenizer
+from stoker.prepare.writer import Shard
+from stoker.storage import is_local, local_path, open_store
+
+TOKENIZER_NAME = "tokenizer.json"
+
+
+@lru_cache(maxsize=1)  # a worker runs many tasks of one plan, and a large plan takes a while to read
+def open_job(folder: Path) -> Job:
+    return Job(plan=read_plan(folder), folder=folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A plan in its folder."""
+
+    plan: Plan
+    folder: Path
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(folder=self.folder, plan=self.plan.digest)
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(**json.loads((self.folder / TOKENIZER_NAME).read_text("utf-8")))
+
+    def results(self, stage: str) -> list[dict[str, Any]]:
+        """What every task of an earlier stage reported; all must be done."""
+        count = self.plan.stages.get(stage, 0)
+        results = [self.ledger.result(stage, number) for number in range(count)]
+        missing = [number for number, result in enumerate(results) if result is None]
+        if missing:
+            raise TaskError(
+                f"{len(missing)} of {count} {stage} tasks are not done, the first is {missing[0]}",
+                hint=f"see {self.ledger.log(stage, missing[0])}, then run the same command again",
+            )
+        return [result for result in results if result is not None]
+
+    def runs(self, epoch: int) -> list[Run]:
+        """Every spilled run, in the order of the sources."""
+        runs, first = [], 0
+        for number, result in enumerate(self.results("map")):
+            row = 0
+            for run in result["runs"]:
+                path = self.spill(number).with_name(f"{self.spill(number).name}.e{epoch}.tokens")
+                runs.append(Run(path=path, row=row, first=first, **run))
+                row += run["documents"]
+                first += run["tokens"]
+        return runs
+
+    def spill(self, number: int) -> Path:
+        return self.folder / "spill" / f"map-{number:05d}"
+
+    def drops(self, number: int) -> Path:
+        return self.folder / "drops" / f"match-{number:05d}.u64"
+
+    @property
+    def bands(self) -> int:
+        return self.plan.sketch.bands if self.plan.sketch else 0
+
+    @property
+    def target(self) -> Path:
+        """Where shards are written: on the output's filesystem, but out of sight until all are there."""
+        if is_local(self.plan.out):
+            return local_path(self.plan.out).resolve() / f".stoker-{self.plan.digest[:16]}" / "shards"
+        return self.folder / "upload"
+
+    def deliver(self, shards: list[Shard]) -> list[FileRecord]:
+        """Upload shards bound for an object store; returns the files that stay here."""
+        files = [file for shard in shards for file in shard.record.files]
+        if is_local(self.plan.out):
+            return [
+                replace(file, name=os.path.relpath(self.target / file.name, self.folder)) for file in files
+            ]
+        store = open_store(self.plan.out)
+        for file in files:
+            store.write(file.name, self.target / file.name)
+            (self.target / file.name).unlink()
+        return []

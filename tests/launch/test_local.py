@@ -1,0 +1,73 @@
+"""Worker processes: a dead one is replaced, and its task tried again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stoker.launch.ledger import Ledger
+from stoker.launch.local import LocalPool, usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ENTRY = """
+import os, signal
+from stoker.launch.ledger import Ledger
+
+def entry(folder, stage, number):
+    tries = folder / f"tries-{number}"
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    deaths = {"fine": 0, "dies-once": 1, "dies": 9}[stage] if number == 1 else 0
+    if len(tries.read_text()) <= deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    Ledger(folder=folder, plan="p").complete(stage, number, result={"pid": os.getpid()})
+"""
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ledger, list[int]]]:
+    """Run four tasks of a stage on two workers."""
+    (tmp_path / "an_entry_for_a_pool.py").write_text(ENTRY)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(stage: str, workers: int = 2) -> tuple[Ledger, list[int]]:
+        ledger, ended = Ledger(folder=tmp_path, plan="p"), []
+        with LocalPool(workers, entry="an_entry_for_a_pool:entry") as pool:
+            pool.run(ledger, stage, range(4), ended.append)
+        return ledger, sorted(ended)
+
+    return run
+
+
+def test_every_task_runs_and_is_told(ran: Any) -> None:
+    ledger, ended = ran("fine")
+    assert (ledger.missing("fine", 4), ended) == ([], [0, 1, 2, 3])
+
+
+def test_a_task_whose_worker_died_is_tried_again(ran: Any, tmp_path: Path) -> None:
+    ledger, ended = ran("dies-once")
+    assert (ledger.missing("dies-once", 4), ended) == ([], [0, 1, 2, 3])
+    assert (tmp_path / "tries-1").read_text() == "xx"
+
+
+def test_a_task_that_kills_every_worker_fails_and_the_others_are_done(ran: Any) -> None:
+    ledger, ended = ran("dies")
+    assert (ledger.missing("dies", 4), ended) == ([1], [0, 1, 2, 3])
+    assert "SIGKILL" in str(ledger.failure("dies", 1))
+
+
+def test_closing_twice_is_safe() -> None:
+    pool = LocalPool(1, entry="stoker.prepare.tasks:run_task")
+    pool.close()
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1)]
+)
+def test_a_quota_of_the_container_limits_the_cores(quota: str, cores: int | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores(tmp_path) == (cores or usable_cores(tmp_path / "none"))

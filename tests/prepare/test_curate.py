@@ -1,0 +1,132 @@
+"""Which documents stay: lengths, quality rules, the user's own filter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stoker.errors import TaskError, UsageError
+from stoker.prepare.curate import Curation, Statistics, quality_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Make = Callable[..., Any]
+    Encode = Callable[[str], list[int]]
+
+
+PROSE = (
+    "The fireman shovels coal into the firebox while the driver watches the line ahead of the train. "
+    "Without steam nothing moves, and without coal there is no steam, so the work never ends. "
+    "In winter the cab is warm near the fire and freezing everywhere else, which everybody learns soon. "
+    "At every stop they take water, oil the bearings and rake the ash from under the grate again."
+)
+
+
+def test_prose_breaks_no_rule() -> None:
+    assert quality_fault(PROSE) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("too few words", "word_count"),
+        ("a b c " * 40, "word_length"),
+        ("extraordinarily-long-compounds-everywhere " * 60, "word_length"),
+        (PROSE.replace(" ", " ... "), "symbols"),
+        (PROSE + " 12345" * 80, "not_alphabetic"),
+        ("\n".join(["the very same line of text again"] * 20), "repeated_lines"),
+    ],
+)
+def test_the_first_broken_rule_is_named(text: str, fault: str) -> None:
+    assert quality_fault(text) == fault
+
+
+def test_quality_drops_what_breaks_a_rule(
+    make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [PROSE, "too short", PROSE + " 12345" * 80])
+    found = make(path, curation=Curation(quality=True)).statistics
+    assert (read_tokens(tmp_path / "out"), found.dropped) == (
+        [encode(PROSE)],
+        {"word_count": 1, "not_alphabetic": 1},
+    )
+
+
+def test_short_and_long_documents_are_dropped(
+    make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["ab", "abc", "äöüß", "abcde", "abcdef"])
+    found = make(path, curation=Curation(min_chars=3, max_chars=5), shuffle=False).statistics
+    assert read_tokens(tmp_path / "out") == [encode(text) for text in ("abc", "äöüß", "abcde")]
+    assert found.dropped == {"too_short": 1, "too_long": 1}
+
+
+FILTER = """
+def judge(text):
+    if "secret" in text:
+        return text.replace("secret", "[gone]")
+    return "spam" not in text
+
+def breaks(text):
+    raise ZeroDivisionError("boom")
+"""
+
+
+@pytest.fixture
+def filter_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"filter_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(FILTER)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_filter_keeps_drops_and_replaces(
+    filter_module: str, make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["fine", "spam spam", "a secret"])
+    found = make(path, curation=Curation(filter=f"{filter_module}:judge"), shuffle=False).statistics
+    assert read_tokens(tmp_path / "out") == [encode("fine"), encode("a [gone]")]
+    assert found.dropped == {"filter": 1}
+
+
+def test_a_filter_that_raises_fails_the_task_in_its_own_words(
+    filter_module: str, make: Make, write_jsonl: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["fine"])
+    with pytest.raises(TaskError, match="ZeroDivisionError: boom"):
+        make(path, curation=Curation(filter=f"{filter_module}:breaks"))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "no_such_module_of_ours:f", "json:no_such_function"])
+def test_a_filter_that_cannot_be_loaded_is_wrong_usage(name: str, make: Make, corpus: Path) -> None:
+    with pytest.raises(UsageError, match="cannot load the filter"):
+        make(corpus, curation=Curation(filter=name))
+
+
+def test_a_filter_works_in_worker_processes(
+    filter_module: str, run_stoker: Any, write_jsonl: Any, tokenizer_path: Path, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["fine", "spam spam"])
+    arguments = ["--out", tmp_path / "out", "--tokenizer", tokenizer_path, "--workers", 1]
+    ran = run_stoker(
+        "prepare", path, *arguments, "--filter", f"{filter_module}:judge", env={"PYTHONPATH": str(tmp_path)}
+    )
+    assert "dropped  1 documents: filter" in ran.stdout
+
+
+def test_statistics_of_tasks_add_up() -> None:
+    one, other = Statistics(documents_in=3), Statistics(documents_in=4)
+    one.drop("filter", 10)
+    other.drop("filter", 5, documents=2)
+    one.add(other)
+    assert (one.documents_in, one.dropped, one.dropped_bytes) == (7, {"filter": 3}, {"filter": 15})
+
+
+def test_statistics_come_back_from_their_plain_form() -> None:
+    one = Statistics(documents_in=3, lengths={2: 5})  # type: ignore[arg-type]
+    one.drop("filter", 10)
+    one.note_bad("invalid_json", "a.jsonl at byte 3")
+    assert Statistics.from_plain(one.to_plain()) == one

@@ -1,0 +1,86 @@
+"""From names to sources: files, folders, globs, each once and in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import BadInputError, UsageError
+from stoker.sources.discover import check_reading, cut, discover
+from stoker.sources.documents import Source
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("b.jsonl", "a.txt", "sub/c.jsonl.gz", "sub/deep/d.txt", "README", ".hidden.txt", "x.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    return tmp_path
+
+
+def names(found: list[Source], root: Path) -> list[str]:
+    return [Path(source.url).relative_to(root).as_posix() for source in found]
+
+
+def test_a_folder_gives_every_readable_file_below_it(tree: Path) -> None:
+    assert names(discover([str(tree)]), tree) == ["a.txt", "b.jsonl", "sub/c.jsonl.gz", "sub/deep/d.txt"]
+
+
+def test_a_glob_gives_what_it_matches(tree: Path) -> None:
+    assert names(discover([f"{tree}/**/*.txt"]), tree) == ["a.txt", "sub/deep/d.txt"]
+
+
+def test_names_keep_their_order(tree: Path) -> None:
+    assert names(discover([f"{tree}/b.jsonl", f"{tree}/a.txt"]), tree) == ["b.jsonl", "a.txt"]
+
+
+def test_a_file_named_twice_is_read_once(tree: Path) -> None:
+    assert names(discover([f"{tree}/a.txt", str(tree)]), tree).count("a.txt") == 1
+
+
+def test_a_file_url_is_a_path(tree: Path) -> None:
+    assert len(discover([(tree / "a.txt").as_uri()])) == 1
+
+
+def test_a_name_that_is_not_there_is_refused(tree: Path) -> None:
+    with pytest.raises(BadInputError, match=r"gone\.txt does not exist"):
+        discover([f"{tree}/gone.txt"])
+
+
+@pytest.mark.parametrize("name", ["*.parquet", "empty"])
+def test_a_name_that_holds_nothing_is_refused(name: str, tree: Path) -> None:
+    (tree / "empty").mkdir()
+    with pytest.raises(BadInputError, match="holds nothing to read"):
+        discover([f"{tree}/{name}"])
+
+
+def test_a_file_of_unknown_kind_is_refused_if_named(tree: Path) -> None:
+    with pytest.raises(BadInputError, match="cannot tell what kind of file"):
+        discover([f"{tree}/x.png"])
+
+
+def test_lines_without_a_text_file_is_wrong_usage(tree: Path) -> None:
+    with pytest.raises(UsageError, match="--lines"):
+        check_reading(discover([f"{tree}/b.jsonl"]), lines=True)
+
+
+sources = st.builds(
+    lambda size, units: Source(url="x", kind="jsonl", bytes=size, units=max(1, min(units, size))),
+    st.integers(0, 1000),
+    st.integers(1, 1000),
+)
+
+
+@given(st.lists(sources, max_size=10), st.integers(1, 400))
+def test_cutting_covers_every_unit_once_and_in_order(found: list[Source], split_bytes: int) -> None:
+    pieces = [piece for split in cut(found, split_bytes=split_bytes) for piece in split]
+    covered = [(piece.source, unit) for piece in pieces for unit in range(piece.start, piece.stop)]
+    assert covered == [(number, unit) for number, source in enumerate(found) for unit in range(source.units)]
+
+
+@given(st.lists(sources, max_size=10), st.integers(1, 400))
+def test_no_split_is_empty(found: list[Source], split_bytes: int) -> None:
+    assert all(cut(found, split_bytes=split_bytes))

@@ -28,7 +28,8 @@ def corpus(tmp_path):
 def run(name, *arguments):
     command = [sys.executable, ROOT / "examples" / name / "train.py", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240, env=environment)
+    text = list(map(str, command))
+    done = subprocess.run(text, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]
 
@@ -39,8 +40,9 @@ def needs(package):
 
 
 def test_a_plain_loop_trains_and_resumes(corpus, tmp_path):
-    assert run("plain_loop", corpus, "--steps", 6, "--checkpoint", tmp_path / "state.pt").startswith("step 6")
-    assert run("plain_loop", corpus, "--steps", 12, "--checkpoint", tmp_path / "state.pt").startswith("step 12")
+    state = tmp_path / "state.pt"
+    assert run("plain_loop", corpus, "--steps", 6, "--checkpoint", state).startswith("step 6")
+    assert run("plain_loop", corpus, "--steps", 12, "--checkpoint", state).startswith("step 12")
 
 
 def test_accelerate_trains(corpus):

@@ -367,6 +367,28 @@ def test_a_missing_shard_can_be_skipped(corpus):
         assert loader.report().skipped_samples > 50
 
 
+LENGTHS = [[300] * 40, [77] * 100]
+
+
+@pytest.mark.parametrize("packing", ["concat", "pad"])
+def test_compressed_shards_give_the_same_batches(tmp_path, packing):
+    plain = make_tokens(tmp_path / "plain", LENGTHS)
+    packed = make_tokens(tmp_path / "packed", LENGTHS, zstd=True)
+    found, wanted = (sorted(flat(epoch_of(one, packing=packing, batch_size=1))) for one in (packed, plain))
+    assert found == wanted
+
+
+def test_damage_in_a_compressed_shard_is_found_and_can_be_skipped(tmp_path):
+    folder = make_tokens(tmp_path / "packed", LENGTHS, zstd=True)
+    flip(folder / "e0-0000.bin.zst", 5000)
+    with load(folder) as loader, pytest.raises(BadShardError, match="e0-0000"):
+        list(loader)
+    with load(folder, on_corrupt="skip") as loader:
+        for batch in loader:
+            assert (np.diff(batch["input_ids"], axis=1) == 1).all()
+        assert loader.report().skipped_samples > 0
+
+
 # --- tars ---------------------------------------------------------------------------------------------
 
 

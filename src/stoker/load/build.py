@@ -254,6 +254,7 @@ class Engine:
     assembler: Assembler
     accept: Callable[[Sequence[Batch], Any], None]
     reader: Callable[[], str]  # how bytes are read, which may change while they are
+    close: Callable[[], None] = lambda: None
     on_device: bool = False
 
 
@@ -310,6 +311,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         assembler=assembler,
         accept=arrivals.accept,
         reader=lambda: store.cufile.reason,
+        close=opened.cufile.close if opened.cufile else lambda: None,
         on_device=True,
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
 from stoker.load.engines import Bytes
 from stoker.load.layout import Layout, Piece
@@ -127,7 +128,12 @@ class ChunkLoader:
         if not name.endswith(".zst"):
             parts = self._reader.read(name, piece.start, out)
             return [(piece.at + start, piece.at + stop) for start, stop in parts]
-        return self._read_zstd(open_zstd(self._reader, name, piece.file.bytes), piece, out)
+        try:
+            return self._read_zstd(open_zstd(self._reader, name, piece.file.bytes), piece, out)
+        except BadShardError:
+            if not self._reader.skips:
+                raise
+            return [(piece.at, piece.at + len(out))]
 
     def path_if_verified(self, piece: Piece) -> Path | None:
         """Where a piece can be read from without verifying it again, by any means."""

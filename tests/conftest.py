@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # How fast an example runs says more about a shared machine than about the code.
-    settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "stoker", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("stoker")
 
 
@@ -172,10 +175,11 @@ def corpus(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def large_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 14 MB: large enough that a plan has several map tasks and shards."""
+    """A folder of 10 MB: just large enough that a plan has several map tasks and shards."""
     folder = tmp_path_factory.mktemp("large")
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     texts = [text for path in sources for text in _paragraphs(path.read_text("utf-8"), 3000)]
+    texts = texts[: 3_400_000 * len(texts) // sum(map(len, texts))]  # a file each of a map task's size
     for name in "abc":
         write_jsonl(folder / f"{name}.jsonl", list(dict.fromkeys(f"# {name}\n{text}" for text in texts)))
     return folder
@@ -218,7 +222,12 @@ def encode(tokenizer_path: Path) -> Callable[[str], list[int]]:
 
     reference = Tokenizer.from_file(str(tokenizer_path))
     eod = reference.token_to_id(EOD)
-    return lambda text: [*reference.encode(text, add_special_tokens=False).ids, eod]
+
+    @cache  # half of the tests ask for the ids of the whole corpus
+    def ids(text: str) -> tuple[int, ...]:
+        return (*reference.encode(text, add_special_tokens=False).ids, eod)
+
+    return lambda text: list(ids(text))
 
 
 # --- running --------------------------------------------------------------------------------------

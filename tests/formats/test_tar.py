@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadShardError, UsageError
@@ -55,6 +55,7 @@ def flat(content: Samples) -> list[tuple[str, bytes]]:
     return [(f"{key}.{suffix}", data) for key, parts in content for suffix, data in parts]
 
 
+@settings(max_examples=40)
 @given(samples)
 def test_tarfile_reads_every_member_back(content: Samples) -> None:
     with tarfile.open(fileobj=io.BytesIO(written(content)[0])) as archive:
@@ -62,29 +63,34 @@ def test_tarfile_reads_every_member_back(content: Samples) -> None:
     assert found == flat(content)
 
 
+@settings(max_examples=40)
 @given(samples)
 def test_the_index_points_at_every_member(content: Samples) -> None:
     assert indexed(*written(content)) == content
 
 
+@settings(max_examples=40)
 @given(samples)
 def test_scanning_a_tar_gives_the_index_of_its_writer(content: Samples) -> None:
     data, index = written(content)
     assert indexed(data, scan(io.BytesIO(data), name="x.tar")) == indexed(data, index)
 
 
+@settings(max_examples=40)
 @given(samples)
 def test_an_index_is_read_back_equal(content: Samples) -> None:
     data, index = written(content)
     assert indexed(data, read_index(io.BytesIO(index_bytes(index)), name="x")) == content
 
 
+@settings(max_examples=40)
 @given(samples)
 def test_the_same_samples_give_the_same_bytes(content: Samples) -> None:
     first, second = written(content), written(content)
     assert (first[0], index_bytes(first[1])) == (second[0], index_bytes(second[1]))
 
 
+@settings(max_examples=40)
 @given(samples)
 def test_a_tar_fills_whole_records(content: Samples) -> None:
     assert len(written(content)[0]) % 10240 == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_jsonl_is_read_by_ranges_of_many_tasks(
     (bucket / "one.jsonl").write_bytes(whole)
     ran = prepare("s3://bucket/one.jsonl", "--shard-size", "1MiB")
     assert ran.rc == 0, ran.stderr
-    assert "1 sources, 14." in ran.stderr
+    assert re.search(r"1 sources, .* [2-9] tasks", ran.stderr)
     assert shards(tmp_path / "out") == shards(large_dataset)
 
 

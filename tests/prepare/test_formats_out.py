@@ -51,13 +51,13 @@ def test_webdataset_decodes_our_samples(
 
 
 def test_webdataset_keys_are_unique_over_all_shards(make: Make, large_corpus: Path, tmp_path: Path) -> None:
-    done = make(large_corpus, format="webdataset", shard_bytes=8 << 20, epochs=2)
+    done = make(large_corpus / "a.jsonl", format="webdataset", shard_bytes=4 << 20, epochs=2)
     keys = [
         key
         for shard in done.manifest.shards
         for key, _, _ in samples((tmp_path / "out" / f"{shard.name}.tar").read_bytes())
     ]
-    assert len(done.manifest.shards) > 4
+    assert len(done.manifest.shards) >= 4
     assert len(set(keys)) == len(keys)
 
 
@@ -125,11 +125,9 @@ def test_a_large_vocabulary_is_written_as_int32(
     encode: Encode,
     tmp_path: Path,
 ) -> None:
-    from tokenizers import AddedToken, Tokenizer
-
-    large = Tokenizer.from_file(str(tokenizer_path))
-    large.add_tokens([AddedToken(f"<extra {n}>") for n in range(65_500 - large.get_vocab_size())])
-    large.save(str(tmp_path / "large.json"))
+    definition = json.loads(tokenizer_path.read_text())
+    definition["model"]["vocab"]["a token of its own"] = 65_500
+    (tmp_path / "large.json").write_text(json.dumps(definition))
     done = make(corpus, tokenizer=str(tmp_path / "large.json"), shuffle=False)
     assert done.manifest.dtype == "int32"
     assert read_tokens(tmp_path / "out") == [encode(text) for text in texts]

@@ -18,6 +18,7 @@ import pytest
 
 from stoker.errors import BadInputError, TaskError
 from stoker.formats.zstd import zstd_module
+from stoker.sources.documents import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,12 +109,11 @@ def visible(out: Path) -> set[str]:
     return {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.exists() else set()
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": False, "dedup": False}], ids=["default", "bare"])
 def test_stop_names_the_file_and_the_place_and_leaves_no_shard(
-    options: dict[str, Any], case: Case, folder: Path, make: Make, tmp_path: Path
+    case: Case, folder: Path, make: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskError) as caught:
-        make(folder, **options)
+        make(folder)
     sentence = caught.value.message
     assert f"{folder / case.name}" in sentence
     assert case.where in sentence
@@ -132,12 +132,23 @@ def test_skip_counts_the_record_and_keeps_the_rest(
     assert [encode(text) in found for text in GOOD] == [True, True]
 
 
-def test_a_line_after_one_of_50_megabytes_is_read(
+def test_a_line_after_one_longer_than_a_block_is_read(
     make: Make, encode: Any, read_tokens: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "x.jsonl").write_bytes(CASES["a line of 50 MB"].content() + b'{"text": "after"}\n')
-    make(tmp_path / "x.jsonl", on_error="skip", shuffle=False)
+    long = json.dumps({"text": "word " * 2_000_000}).encode()
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "x"}\n' + long + b'\n{"text": "after"}\n')
+    make(tmp_path / "x.jsonl", on_error="skip", shuffle=False, reading=Reading(max_document_bytes=1 << 20))
     assert read_tokens(tmp_path / "out") == [encode("x"), encode("after")]
+
+
+def test_stop_leaves_no_shard_where_splits_become_shards_at_once(
+    make: Make, write_jsonl: Any, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", GOOD)
+    (tmp_path / "b.jsonl").write_bytes(CASES["invalid UTF-8"].content())
+    with pytest.raises(TaskError):
+        make(tmp_path / "a.jsonl", tmp_path / "b.jsonl", shuffle=False, dedup=False)
+    assert visible(tmp_path / "out") == set()
 
 
 def test_every_empty_file_is_passed_over(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
@@ -218,7 +229,7 @@ def test_the_command_reports_skipped_records_as_json(
     }
 
 
-@pytest.mark.parametrize("name", ["missing/tokenizer.json", "acme/no-such-model", "tiktoken:nonsense"])
+@pytest.mark.parametrize("name", ["missing/tokenizer.json"])
 def test_a_tokenizer_that_does_not_exist_is_an_error(
     name: str, corpus: Path, run_stoker: Any, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ def documents(extract: Callable[[memoryview, str], Any], block: bytes) -> dict[i
     return found
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(lines, st.booleans())
 @example([b'{"text": "a", "text": "b"}'], True)
 @example([b'{"text": "\\ud83d\\ude00 \\u00e4 \\n\\"\\\\\\/"}'], True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from stoker.formats import megatron, tar
 from stoker.formats.checksums import HashingFile
+from stoker.formats.zstd import SeekableWriter
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
 from stoker.storage import open_store
 
@@ -33,7 +34,7 @@ def write_dataset(folder: Path, shards, **fields) -> Path:
     return folder
 
 
-def make_tokens(folder: Path, lengths, *, dtype="uint16", epochs: int = 1) -> Path:
+def make_tokens(folder: Path, lengths, *, dtype="uint16", epochs: int = 1, zstd: bool = False) -> Path:
     """Shards of documents of these lengths. The token stream counts up, so that a token says where it
     came from (modulo the range of its type)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,9 +45,18 @@ def make_tokens(folder: Path, lengths, *, dtype="uint16", epochs: int = 1) -> Pa
             ids = (np.arange(at, at + total) % 60000).astype(dtype)
             at += total
             index = megatron.index_bytes(np.array(documents, np.int64), dtype=np.dtype(dtype))
-            files = {".bin": ids.tobytes(), ".idx": index}
+            files = {".bin.zst": compressed(ids.tobytes())} if zstd else {".bin": ids.tobytes()}
+            files[".idx"] = index
             shards.append(write_files(folder, f"e{epoch}-{number:04d}", files, len(documents), total, epoch))
     return write_dataset(folder, shards, format="megatron", dtype=dtype, epochs=epochs)
+
+
+def compressed(data: bytes) -> bytes:
+    sink = _Sink()
+    writer = SeekableWriter(sink, frame_bytes=8192)
+    writer.write(data)
+    writer.close()
+    return bytes(sink)
 
 
 class _Sink(bytearray):

@@ -220,6 +220,7 @@ def test_lanes_come_back_with_the_state(corpus):
     with load(corpus, lanes=7) as one, load(corpus) as other:
         it = iter(one)
         next(it)
+        next(iter(other))
         other.load_state_dict(one.state_dict())
         assert first_tokens(other) == first_tokens(it)
 
@@ -366,6 +367,28 @@ def test_a_missing_shard_can_be_skipped(corpus):
         assert loader.report().skipped_samples > 50
 
 
+LENGTHS = [[300] * 40, [77] * 100]
+
+
+@pytest.mark.parametrize("packing", ["concat", "pad"])
+def test_compressed_shards_give_the_same_batches(tmp_path, packing):
+    plain = make_tokens(tmp_path / "plain", LENGTHS)
+    packed = make_tokens(tmp_path / "packed", LENGTHS, zstd=True)
+    found, wanted = (sorted(flat(epoch_of(one, packing=packing, batch_size=1))) for one in (packed, plain))
+    assert found == wanted
+
+
+def test_damage_in_a_compressed_shard_is_found_and_can_be_skipped(tmp_path):
+    folder = make_tokens(tmp_path / "packed", LENGTHS, zstd=True)
+    flip(folder / "e0-0000.bin.zst", 5000)
+    with load(folder) as loader, pytest.raises(BadShardError, match="e0-0000"):
+        list(loader)
+    with load(folder, on_corrupt="skip") as loader:
+        for batch in loader:
+            assert (np.diff(batch["input_ids"], axis=1) == 1).all()
+        assert loader.report().skipped_samples > 0
+
+
 # --- tars ---------------------------------------------------------------------------------------------
 
 
@@ -431,3 +454,16 @@ def test_what_was_chosen_is_visible(corpus):
         report = loader.report()
     assert report.batches == len(loader)
     assert report.choices[0].reason == "to begin with"
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_a_group_of_more_chunks_than_there_is_room_for_makes_room(tmp_path, device):
+    """Chunks of one sample: every row of a batch is in another. Reads asked for before the cache grew must
+    not land in the memory of the larger one."""
+    folder = make_tokens(tmp_path / "many", [[9000] * 3])
+    options = {"batch_size": 40, "chunk_bytes": 64, "lanes": 2, "readers": 4, "output": "torch"}
+    for seed in range(5):
+        with load(folder, device=device, seed=seed, **options) as loader:
+            for batch in loader:
+                assert ((batch["labels"] - batch["input_ids"]) == 1).all()
+                assert (batch["input_ids"].diff(dim=1) == 1).all()

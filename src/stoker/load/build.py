@@ -202,12 +202,13 @@ class Store:
         return max(_slot_bytes(self._parts.layouts, self._parts.chunks))
 
     def _sized(self, slots: int) -> ChunkCache:
-        self.arena = Arena(slots, self._slot_bytes) if self._fixed else None
-        return ChunkCache(self._load, slots=slots, threads=self._threads)
+        arena = self.arena = Arena(slots, self._slot_bytes) if self._fixed else None
 
-    def _load(self, key: Key, slot: int) -> Chunk:
-        room = self.arena.slot(slot) if self.arena else None
-        return self._loaders[key[0]].load(key, slot, room)
+        # a load asked of an earlier, smaller cache may still come: it must write into the arena it knew
+        def load(key: Key, slot: int) -> Chunk:
+            return self._loaders[key[0]].load(key, slot, arena.slot(slot) if arena else None)
+
+        return ChunkCache(load, slots=slots, threads=self._threads)
 
 
 def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assembler:
@@ -253,6 +254,7 @@ class Engine:
     assembler: Assembler
     accept: Callable[[Sequence[Batch], Any], None]
     reader: Callable[[], str]  # how bytes are read, which may change while they are
+    close: Callable[[], None] = lambda: None
     on_device: bool = False
 
 
@@ -309,6 +311,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         assembler=assembler,
         accept=arrivals.accept,
         reader=lambda: store.cufile.reason,
+        close=opened.cufile.close if opened.cufile else lambda: None,
         on_device=True,
     )
 

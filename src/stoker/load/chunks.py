@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
 from stoker.load.engines import Bytes
 from stoker.load.layout import Layout, Piece
@@ -53,7 +54,7 @@ class ChunkCache:
                 return
             self.loads += 1
             if self._threads is None:
-                self._held[key] = self._load(key, slot)
+                self._held[key] = self._load_here(key, slot)
             else:
                 self._held[key] = _Loading(slot=slot, future=self._threads.submit(self._load, key, slot))
 
@@ -61,6 +62,13 @@ class ChunkCache:
         """These chunks, loaded; none of them makes room for another."""
         self.prefetch(keys, keep=set(keys))
         return [self._wait_for(key) for key in keys]
+
+    def _load_here(self, key: Key, slot: int) -> Chunk:
+        try:
+            return self._load(key, slot)
+        except BaseException:
+            self._free.append(slot)
+            raise
 
     def _wait_for(self, key: Key) -> Chunk:
         held = self._held.pop(key)  # and put back at the end: it is the latest used
@@ -120,7 +128,12 @@ class ChunkLoader:
         if not name.endswith(".zst"):
             parts = self._reader.read(name, piece.start, out)
             return [(piece.at + start, piece.at + stop) for start, stop in parts]
-        return self._read_zstd(open_zstd(self._reader, name, piece.file.bytes), piece, out)
+        try:
+            return self._read_zstd(open_zstd(self._reader, name, piece.file.bytes), piece, out)
+        except BadShardError:
+            if not self._reader.skips:
+                raise
+            return [(piece.at, piece.at + len(out))]
 
     def path_if_verified(self, piece: Piece) -> Path | None:
         """Where a piece can be read from without verifying it again, by any means."""

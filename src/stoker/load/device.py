@@ -152,29 +152,35 @@ class DeviceStore:
     def _sized(self, slots: int) -> ChunkCache:
         self.memory = torch.empty(slots * self.slot_bytes, dtype=torch.uint8, device=self.device.torch_device)
         self._read_until: list[Any] = [None] * slots
-        return ChunkCache(self._load, slots=slots, threads=self._threads)
+        memory, read_until = self.memory, self._read_until
 
-    def _load(self, key: Key, slot: int) -> Chunk:
+        # a load asked of an earlier, smaller cache may still come: it must write into the memory it knew
+        def load(key: Key, slot: int) -> Chunk:
+            room = memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+            return self._load(key, slot, room, read_until[slot])
+
+        return ChunkCache(load, slots=slots, threads=self._threads)
+
+    def _load(self, key: Key, slot: int, room: torch.Tensor, read_until: Any) -> Chunk:
         loader = self._loaders[key[0]]
         pieces = loader.pieces(key)
         damaged: list[tuple[int, int]] = []
-        room = self.memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
         with self.device.copying():
-            self.device.wait_for(self._read_until[slot])
+            self.device.wait_for(read_until)
             for step in (step for piece in pieces for step in _steps(piece)):
-                if not self._read_directly(loader, step, room, slot):
+                if not self._read_directly(loader, step, room, read_until):
                     damaged += self._stage(loader, step, room)
             ready = self.device.mark()
         return Chunk(slot=slot, data=_NOTHING, pieces=pieces, damaged=damaged, ready=ready)
 
-    def _read_directly(self, loader: ChunkLoader, piece: Piece, room: torch.Tensor, slot: int) -> bool:
+    def _read_directly(self, loader: ChunkLoader, piece: Piece, room: torch.Tensor, read_until: Any) -> bool:
         """Through cuFile, once a first read through the host has verified the bytes."""
         direct = self.cufile.cufile
         path = loader.path_if_verified(piece) if direct else None
         if path is None or direct is None:
             return False
-        if self._read_until[slot] is not None:
-            self._read_until[slot].synchronize()  # cuFile knows nothing of streams
+        if read_until is not None:
+            read_until.synchronize()  # cuFile knows nothing of streams
         size = piece.stop - piece.start
         pointer = room.data_ptr() + piece.at
         try:

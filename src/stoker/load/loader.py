@@ -146,6 +146,7 @@ class Loader:
         self._resumed = True
         if state["order"]["lanes"] != self._lanes:
             self._lanes = state["order"]["lanes"]
+            self._readers.shutdown()
             self._build()
 
     def report(self) -> LoaderReport:
@@ -198,7 +199,9 @@ class Loader:
         self._readers = Readers(0)
         threads = None if options.workers == "inline" else self._readers
         self._engine = make_engine(self._parts, options, threads=threads, finish=self._finish)
-        self._close_parts = weakref.finalize(self, _close_parts, self._readers, self._datasets)
+        self._close_parts = weakref.finalize(
+            self, _close_parts, self._readers, self._datasets, self._engine.close
+        )
 
     def _cursor(self) -> Cursor:
         """Where the job is after the batches handed out so far."""
@@ -301,8 +304,9 @@ def _finisher(output: str) -> Callable[[Batch], Batch]:
     return as_tensors
 
 
-def _close_parts(readers: Readers, datasets: Sequence[Dataset]) -> None:
+def _close_parts(readers: Readers, datasets: Sequence[Dataset], close_engine: Callable[[], None]) -> None:
     readers.shutdown()
+    close_engine()
     for dataset in datasets:
         with suppress(OSError):
             dataset.reader.close()

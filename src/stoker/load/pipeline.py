@@ -166,7 +166,7 @@ class Background:
         self._closed = False
         self._tuner, self._readers, self._maker, self._ahead = tuner, readers, maker, ahead
         self._set()
-        self._waited_s, self._began = 0.0, time.monotonic()
+        self._waited_s, self._full_s, self._began = 0.0, 0.0, time.monotonic()
         self._thread = threading.Thread(target=self._run, args=(cursor,), name="stoker-load", daemon=True)
         self._thread.start()
 
@@ -204,8 +204,11 @@ class Background:
 
     def _hand_over(self, group: Group | BaseException) -> bool:
         with self._changed:
+            begin = time.monotonic()
             while len(self._ready) >= self._tuner.setting.depth and not self._closed:
                 self._changed.wait()
+                self._full_s += time.monotonic() - begin
+                begin = time.monotonic()
             if self._closed:
                 return False
             self._ready.append(group)
@@ -217,6 +220,7 @@ class Background:
             wall_s=time.monotonic() - self._began,
             consumer_s=self._waited_s,
             reading_s=self._maker.reading_s,
+            full_s=self._full_s,
         )
         if self._tuner.after_group(seen):
             self._set()

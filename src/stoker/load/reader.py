@@ -74,7 +74,7 @@ class ShardReader:
         self._engine = ENGINES[engine]()
         self._files, self._sizes, self._digests = files, sizes, digests
         self._block_bytes = block_bytes
-        self._skip = on_corrupt == "skip"
+        self.skips = on_corrupt == "skip"
         self._good = {name: np.zeros(len(blocks), bool) for name, blocks in digests.items()}
         self._bad: dict[str, set[int]] = {}
         self._handles: dict[str, Any] = {}
@@ -136,12 +136,12 @@ class ShardReader:
             self._bad[name].add(block)
             self.damage.blocks += 1
             self.damage.named.append(problem)
-        if not self._skip:
-            raise BadShardError(f"{problem}: its data is damaged", hint=self._cure(name))
+        if not self.skips:
+            raise BadShardError(f"{problem}: its data is damaged", hint=self.cure(name))
 
     def _unreadable(self, name: str, what: str) -> None:
-        if not self._skip:
-            raise BadShardError(f"{name} {what}", hint=self._cure(name))
+        if not self.skips:
+            raise BadShardError(f"{name} {what}", hint=self.cure(name))
         # the digests will not match what is in the buffer, which marks the blocks as bad
 
     def _bad_parts(self, name: str, start: int, length: int) -> list[tuple[int, int]]:
@@ -149,7 +149,7 @@ class ShardReader:
         parts = ((b * size - start, (b + 1) * size - start) for b in sorted(self._bad[name]))
         return [(max(0, a), min(length, z)) for a, z in parts if a < length and z > 0]
 
-    def _cure(self, name: str) -> str:
+    def cure(self, name: str) -> str:
         return (
             f"delete {self._files.local_path(name)} and stage or copy it again; `stoker prepare verify` "
             "lists all damage; on_corrupt='skip' trains on without it"
@@ -162,7 +162,7 @@ class ShardReader:
         try:
             handle = self._engine.open(self._files.local_path(name))
         except OSError as error:
-            if self._skip:
+            if self.skips:
                 self._unreadable(name, str(error))
                 return _Opened(self._engine, None, keep=True)
             raise StorageError(
@@ -224,7 +224,9 @@ class PlainFile(io.RawIOBase):
         length = max(0, min(len(buffer), self._size - self._at))
         out = np.frombuffer(buffer, np.uint8)[:length]
         if length:
-            self._reader.read(self._name, self._at, out)
+            if self._reader.read(self._name, self._at, out):
+                # part of an index or of a compressed frame: nothing of it can be used
+                raise BadShardError(f"{self._name} is damaged", hint=self._reader.cure(self._name))
             self._at += length
         return length
 

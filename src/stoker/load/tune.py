@@ -32,12 +32,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """Seconds since the last look: all of them, those the consumer waited for a group, and those the
-    assembling thread waited for chunks."""
+    """Seconds since the last look: all of them, those the consumer waited for a group, those the
+    assembling thread waited for chunks, and those it waited because enough groups were ready."""
 
     wall_s: float
     consumer_s: float
     reading_s: float
+    full_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +65,9 @@ def next_setting(now: Setting, seen: Seen, *, limits: Limits, calm: int) -> tupl
 def _grow(now: Setting, seen: Seen, limits: Limits, why: str) -> tuple[Setting, str]:
     if seen.reading_s > 0.3 * seen.wall_s and now.readers < limits.readers:
         return replace(now, readers=now.readers + 1), f"{why}, mostly for reads"
-    if now.depth < limits.depth:
+    # depth evens out a loader that is now ahead, now late; one that is always late fills no queue
+    if seen.full_s > 0 and now.depth < limits.depth:
         return replace(now, depth=now.depth + 1), why
-    if now.readers < limits.readers:
-        return replace(now, readers=now.readers + 1), f"{why} and the byte budget allows no more depth"
     return now, ""
 
 
@@ -76,7 +76,7 @@ class Tuner:
 
     def __init__(self, start: Setting, limits: Limits) -> None:
         self._limits, self._calm, self._groups = limits, 0, 0
-        self._last = Seen(wall_s=0.0, consumer_s=0.0, reading_s=0.0)
+        self._last = Seen(wall_s=0.0, consumer_s=0.0, reading_s=0.0, full_s=0.0)
         self.setting = start
         self.choices: list[Choice] = [Choice(group=0, setting=start, reason="to begin with")]
 
@@ -89,6 +89,7 @@ class Tuner:
             wall_s=total.wall_s - self._last.wall_s,
             consumer_s=total.consumer_s - self._last.consumer_s,
             reading_s=total.reading_s - self._last.reading_s,
+            full_s=total.full_s - self._last.full_s,
         )
         self._last = total
         setting, reason = next_setting(self.setting, seen, limits=self._limits, calm=self._calm)

@@ -1,0 +1,62 @@
+"""Lightning fed by stoker: the loader is the train_dataloader. Lightning saves and restores the state of a
+loader that has `state_dict` and `load_state_dict` by itself.
+
+    python examples/lightning/train.py CORPUS --steps 100 --output out
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import lightning
+import torch
+
+import stoker
+
+WIDTH, LENGTH = 64, 128
+
+
+class TinyModel(lightning.LightningModule):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Embedding(vocabulary, WIDTH), torch.nn.Linear(WIDTH, vocabulary)
+        )
+
+    def training_step(self, batch, number):
+        logits = self.layers(batch["input_ids"])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("corpus")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--output", type=Path, default=Path("out"))
+    given = parser.parse_args()
+    latest = given.output / "last.ckpt"
+    trainer = lightning.Trainer(
+        max_steps=given.steps,
+        use_distributed_sampler=False,  # the loader is split by rank already
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        enable_checkpointing=False,
+        accelerator="auto",
+    )
+    with stoker.Loader(given.corpus, batch_size=8, seq_len=LENGTH) as loader:
+        checkpoint = latest if latest.exists() else None
+        trainer.fit(TinyModel(1 << 16), train_dataloaders=loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(latest)
+        position = loader.state_dict()["position"]
+    print(f"step {trainer.global_step}, position {position}")
+
+
+if __name__ == "__main__":
+    main()

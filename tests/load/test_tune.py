@@ -1,0 +1,74 @@
+"""Self-tuning: grows while the consumer waits, shrinks when it only costs memory, and says why."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.load.tune import Limits, Seen, Setting, Tuner, next_setting
+
+LIMITS = Limits(depth=8, readers=4)
+
+
+def step(now, *, waited, reading=0.0, full=0.1, calm=0):
+    seen = Seen(wall_s=1.0, consumer_s=waited, reading_s=reading, full_s=full)
+    return next_setting(now, seen, limits=LIMITS, calm=calm)
+
+
+def test_a_loader_that_is_always_late_is_not_given_more_memory():
+    now = Setting(depth=2, readers=2)
+    assert step(now, waited=0.9, full=0.0) == (now, "")
+
+
+def test_a_waiting_consumer_gets_more_depth():
+    setting, reason = step(Setting(depth=2, readers=2), waited=0.5)
+    assert setting == Setting(depth=3, readers=2)
+    assert "waited 50%" in reason
+
+
+def test_a_wait_for_reads_gets_another_reader():
+    setting, reason = step(Setting(depth=2, readers=2), waited=0.5, reading=0.9)
+    assert setting == Setting(depth=2, readers=3)
+    assert "reads" in reason
+
+
+def test_nothing_changes_while_all_is_well():
+    now = Setting(depth=4, readers=2)
+    assert step(now, waited=0.001) == (now, "")
+
+
+def test_depth_that_is_not_needed_is_given_back():
+    setting, reason = step(Setting(depth=4, readers=2), waited=0.0, calm=8)
+    assert setting.depth == 3
+    assert "memory" in reason
+
+
+@given(
+    depth=st.integers(1, 8),
+    readers=st.integers(1, 4),
+    waited=st.floats(0, 1),
+    reading=st.floats(0, 1),
+    calm=st.integers(0, 20),
+)
+def test_a_setting_never_leaves_its_limits(depth, readers, waited, reading, calm):
+    setting, reason = step(Setting(depth=depth, readers=readers), waited=waited, reading=reading, calm=calm)
+    assert 1 <= setting.depth <= LIMITS.depth
+    assert 1 <= setting.readers <= LIMITS.readers
+    assert bool(reason) == (setting != Setting(depth=depth, readers=readers))
+
+
+def test_what_was_chosen_and_why_is_kept_within_bounds():
+    tuner = Tuner(Setting(depth=2, readers=1), LIMITS)
+    for number in range(1, 20_000):
+        waiting = (number // 500) % 2  # now a slow loader, now a slow consumer
+        before = tuner._last
+        tuner.after_group(
+            Seen(
+                wall_s=before.wall_s + 1,
+                consumer_s=before.consumer_s + waiting,
+                reading_s=before.reading_s,
+                full_s=before.full_s + 0.1,
+            )
+        )
+    assert tuner.history()[0].reason == "to begin with"
+    assert 10 < len(tuner.history()) < 200

@@ -178,6 +178,7 @@ def report(runs: dict[str, list[dict]], identical: list[bool], options: argparse
         "versions": {name: version(name) for name in ("stoker", *PACKAGES)},
         "rounds": options.rounds,
         "ids_identical": all(identical),
+        "best_peer_mb_per_s": round(best_peer, 2),
         "median_mb_per_s": {name: round(value, 2) for name, value in rate.items()},
         "ratios": {
             "default over the better peer": round(rate["stoker default"] / best_peer, 2),

@@ -18,6 +18,8 @@ from small_datasets import make_tokens  # noqa: E402 - the path to it is set jus
 
 pytestmark = pytest.mark.integration
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def corpus(tmp_path):
@@ -34,9 +36,13 @@ def run(name, *arguments):
     return done.stdout.splitlines()[-1]
 
 
-def needs(package):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+@pytest.fixture
+def needs(skip_or_fail):
+    def check(package):
+        if importlib.util.find_spec(package) is None:
+            skip_or_fail(f"{package} is not installed")
+
+    return check
 
 
 def test_a_plain_loop_trains_and_resumes(corpus, tmp_path):
@@ -45,18 +51,18 @@ def test_a_plain_loop_trains_and_resumes(corpus, tmp_path):
     assert run("plain_loop", corpus, "--steps", 12, "--checkpoint", state).startswith("step 12")
 
 
-def test_accelerate_trains(corpus):
+def test_accelerate_trains(corpus, needs):
     needs("accelerate")
     assert run("accelerate", corpus, "--steps", 6).startswith("step 6")
 
 
-def test_the_hugging_face_trainer_trains_and_resumes(corpus, tmp_path):
+def test_the_hugging_face_trainer_trains_and_resumes(corpus, needs, tmp_path):
     needs("transformers")
     assert run("hf_trainer", corpus, "--steps", 6, "--output", tmp_path / "out").startswith("step 6")
     assert run("hf_trainer", corpus, "--steps", 12, "--output", tmp_path / "out").startswith("step 12")
 
 
-def test_lightning_trains_and_resumes_at_its_position(corpus, tmp_path):
+def test_lightning_trains_and_resumes_at_its_position(corpus, needs, tmp_path):
     needs("lightning")
     assert run("lightning", corpus, "--steps", 6, "--output", tmp_path) == "step 6, position 48"
     assert run("lightning", corpus, "--steps", 12, "--output", tmp_path) == "step 12, position 96"

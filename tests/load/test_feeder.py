@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import feeding
 import pytest
+import torch
 from small_datasets import make_tars, make_tokens
 
 import stoker
 from stoker.errors import UsageError
-
-torch = pytest.importorskip("torch")
 
 MODES = [{}, {"packing": "pad"}, {"packing": "best-fit"}, {"documents": True}, {"shuffle": "off"}]
 

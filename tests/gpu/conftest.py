@@ -1,4 +1,4 @@
-"""GPU tests are left out on machines without a GPU, and fail where one is promised (STOKER_REQUIRE_CUDA=1)."""
+"""GPU tests are left out where there is no GPU, and fail where one is promised (STOKER_REQUIRE_CUDA=1)."""
 
 from __future__ import annotations
 

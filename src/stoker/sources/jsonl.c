@@ -14,6 +14,9 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 typedef const unsigned char *Bytes;
 enum { DEEPEST = 32, LONGEST_NUMBER = 40, LONGEST_EXPONENT = 2 }; /* such a number is never infinite */
@@ -34,12 +37,30 @@ static int take(Cursor *c, char wanted) {
     return 1;
 }
 
-/* Nonzero if any of eight bytes is a quote, a backslash, a control character or not ASCII. */
-static uint64_t special(uint64_t word) {
-    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
-    uint64_t quote = word ^ (ones * '"'), slash = word ^ (ones * '\\');
-    return (((quote - ones) & ~quote) | ((slash - ones) & ~slash) | (word - ones * 0x20) | word) & tops;
+/* Copies STEP bytes to `out`, if there is one, and counts those before the first that is a quote, a
+   backslash, a control character or not ASCII. */
+#ifdef __SSE2__
+enum { STEP = 16 };
+static int plain_bytes(Bytes at, unsigned char *out) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)at);
+    if (out) _mm_storeu_si128((__m128i *)out, bytes);
+    __m128i quote = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('"')), slash = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'));
+    __m128i other = _mm_cmplt_epi8(bytes, _mm_set1_epi8(0x20)); /* signed: what is not ASCII is negative */
+    int marks = _mm_movemask_epi8(_mm_or_si128(_mm_or_si128(quote, slash), other));
+    return marks ? __builtin_ctz(marks) : STEP;
 }
+#else
+enum { STEP = 8 };
+static int plain_bytes(Bytes at, unsigned char *out) {
+    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
+    uint64_t word;
+    memcpy(&word, at, STEP);
+    if (out) memcpy(out, &word, STEP);
+    uint64_t quote = word ^ (ones * '"'), slash = word ^ (ones * '\\');
+    uint64_t marks = (((quote - ones) & ~quote) | ((slash - ones) & ~slash) | (word - ones * 0x20) | word) & tops;
+    return marks ? __builtin_ctzll(marks) / 8 : STEP; /* the lowest mark is always a true one */
+}
+#endif
 
 static int hex4(Bytes p, unsigned *value) {
     *value = 0;
@@ -64,19 +85,14 @@ static unsigned char *put_utf8(unsigned char *out, unsigned code) {
     return out;
 }
 
-/* After a backslash: one escape. Returns 0 for what is no escape or half a surrogate pair. */
-static int take_escape(Cursor *c) {
-    static const unsigned char meaning[128] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b',
-                                               ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
-    if (c->at >= c->end) return 0;
-    unsigned char letter = *c->at++;
-    if (letter < 128 && meaning[letter]) {
-        if (c->out) *c->out++ = meaning[letter];
-        return 1;
-    }
+static const unsigned char simple_escape[128] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b',
+                                                 ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
+
+/* \uXXXX, or two of them that are a surrogate pair. Returns 0 for anything else. */
+static int take_unicode_escape(Cursor *c) {
     unsigned code, low;
-    if (letter != 'u' || c->end - c->at < 4 || !hex4(c->at, &code)) return 0;
-    c->at += 4;
+    if (c->end - c->at < 6 || c->at[1] != 'u' || !hex4(c->at + 2, &code)) return 0;
+    c->at += 6;
     if (code >= 0xD800 && code < 0xE000) {
         if (code >= 0xDC00 || c->end - c->at < 6 || c->at[0] != '\\' || c->at[1] != 'u') return 0;
         if (!hex4(c->at + 2, &low) || low < 0xDC00 || low >= 0xE000) return 0;
@@ -102,25 +118,39 @@ static int take_wide(Cursor *c) {
     return 1;
 }
 
-/* After the opening quote: the rest of a string, through its closing quote. */
+/* After the opening quote: the rest of a string, through its closing quote. The cursor is kept in locals
+   on the way: a store through `out` might alias it, and the compiler would load it again each time. */
 static int take_string(Cursor *c) {
+    Bytes at = c->at, end = c->end;
+    unsigned char *out = c->out;
     for (;;) {
-        while (c->end - c->at >= 8) {
-            uint64_t word, found;
-            memcpy(&word, c->at, 8);
-            found = special(word);
-            int plain = found ? __builtin_ctzll(found) / 8 : 8; /* the lowest mark is always a true one */
-            if (c->out) { memcpy(c->out, &word, 8); c->out += plain; }
-            c->at += plain;
-            if (found) break;
+        int plain = STEP;
+        while (plain == STEP && end - at >= STEP) {
+            plain = plain_bytes(at, out);
+            at += plain;
+            if (out) out += plain;
         }
-        if (c->at >= c->end) return 0;
-        unsigned char byte = *c->at;
-        if (byte == '"') { c->at++; return 1; }
-        if (byte == '\\') { c->at++; if (!take_escape(c)) return 0; }
-        else if (byte >= 0x80) { if (!take_wide(c)) return 0; }
-        else if (byte < 0x20) return 0;
-        else { if (c->out) *c->out++ = byte; c->at++; }
+        if (at >= end) return 0;
+        unsigned char byte = *at;
+        if (byte == '\\' && end - at >= 2 && at[1] < 128 && simple_escape[at[1]]) {
+            if (out) *out++ = simple_escape[at[1]];
+            at += 2;
+        } else if (byte == '"') {
+            c->at = at + 1;
+            c->out = out;
+            return 1;
+        } else if (byte == '\\' || byte >= 0x80) {
+            c->at = at;
+            c->out = out;
+            if (!(byte == '\\' ? take_unicode_escape(c) : take_wide(c))) return 0;
+            at = c->at;
+            out = c->out;
+        } else if (byte < 0x20) {
+            return 0;
+        } else {
+            if (out) *out++ = byte;
+            at++;
+        }
     }
 }
 

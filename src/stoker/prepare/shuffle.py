@@ -82,6 +82,12 @@ class Gathered:
     def bytes(self) -> int:
         return len(self.tokens) + len(self.texts)
 
+    def is_in_order(self, item_bytes: int) -> bool:
+        """Whether the buffer holds exactly these documents, one after another."""
+        ends = np.cumsum(self.table["tokens"], dtype=np.int64) * item_bytes
+        starts = np.concatenate([np.zeros(1, np.int64), ends])
+        return bool(starts[-1] == len(self.tokens) and np.array_equal(self.table["start"], starts[:-1]))
+
 
 def content_keys(table: Table, *, seed: int, epoch: int) -> npt.NDArray[np.uint64]:
     return mix(np.bitwise_xor(table["low"], salt(seed, epoch)))

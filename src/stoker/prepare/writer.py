@@ -62,8 +62,11 @@ def _write_megatron(folder: Path, name: str, groups: Iterable[Gathered], layout:
     lengths = [np.zeros(0, np.int64)]
     with _hashed_file(folder / f"{name}.bin", zstd=layout.zstd) as data:
         for group in groups:
-            for views in _token_views(group, layout):
-                data.write(b"".join(views))
+            if group.is_in_order(layout.dtype.itemsize):
+                data.write(group.tokens)
+            else:
+                for views in _token_views(group, layout):
+                    data.write(b"".join(views))
             lengths.append(group.table["tokens"].astype(np.int64))
     sizes = np.concatenate(lengths)
     index = megatron.index_bytes(sizes, dtype=layout.dtype)

@@ -266,7 +266,20 @@ static PyObject *extract(PyObject *self, PyObject *args) {
     return Py_BuildValue("nn", documents, odd_lines);
 }
 
-static PyMethodDef methods[] = {{"extract", extract, METH_VARARGS, "See the top of jsonl.c."}, {NULL}};
+/* lines(block) -> how many lines it has, the last one with or without its newline */
+static PyObject *lines(PyObject *self, PyObject *args) {
+    Py_buffer block;
+    if (!PyArg_ParseTuple(args, "y*", &block)) return NULL;
+    Py_ssize_t count = 1;
+    Bytes at = block.buf, stop = at + block.len;
+    while (at < stop && (at = memchr(at, '\n', stop - at))) { at++; count++; }
+    PyBuffer_Release(&block);
+    return PyLong_FromSsize_t(count);
+}
+
+static PyMethodDef methods[] = {{"extract", extract, METH_VARARGS, "See the top of jsonl.c."},
+                                {"lines", lines, METH_VARARGS, "How many lines a block has."},
+                                {NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_jsonl", NULL, -1, methods};
 
 PyMODINIT_FUNC PyInit__jsonl(void) { return PyModule_Create(&module); }

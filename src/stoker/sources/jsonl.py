@@ -7,7 +7,6 @@ take, and give the same texts for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -20,9 +19,9 @@ from stoker.sources.documents import Texts
 Extracted = tuple[Texts, npt.NDArray[np.int64], list[int]]
 
 
-def _load_native() -> Callable[..., tuple[int, int]] | None:
+def _load_native() -> Any:  # an extension module, which has no types
     try:
-        return import_module("stoker.sources._jsonl").extract  # type: ignore[no-any-return]
+        return import_module("stoker.sources._jsonl")
     except ImportError:  # no compiler when stoker was installed
         return None
 
@@ -37,10 +36,10 @@ def extract(block: memoryview, field: str) -> Extracted:
 
 def extract_native(block: memoryview, field: str) -> Extracted:
     assert _native is not None
-    lines = np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
+    lines = _native.lines(block)
     text = np.empty(len(block), np.uint8)
     ends, places, odd = np.zeros(lines + 1, np.int64), np.empty(lines, np.int64), np.empty(lines, np.int64)
-    documents, odd_lines = _native(block, field.encode(), text, ends[1:], places, odd)
+    documents, odd_lines = _native.extract(block, field.encode(), text, ends[1:], places, odd)
     return Texts(text, ends[: documents + 1]), places[:documents], odd[:odd_lines].tolist()
 
 

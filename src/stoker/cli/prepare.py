@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,7 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
             with _launcher(given, progress) as launcher:
                 made = prepare(options, launcher, watcher=progress, work=given["work"])
     if isinstance(made, Prepared):
-        _report(made, as_json=given["as_json"])
+        _report(replace(made, url=given["out"]), as_json=given["as_json"])
     else:
         _report_submitted(made, as_json=given["as_json"])
 

@@ -62,6 +62,16 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("stoker")
 
 
+_WHOLE_PROCESSES = {"run_stoker", "run_without_privileges"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs the command as a process of its own takes a second: the quick tests leave it out."""
+    for item in items:
+        if _WHOLE_PROCESSES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
+
+
 # --- leaks ----------------------------------------------------------------------------------------
 
 

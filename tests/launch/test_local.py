@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 ENTRY = """
 import os, signal
 from stoker.launch.ledger import Ledger

@@ -18,6 +18,8 @@ from stoker.errors import StorageError, TaskError, UsageError
 from stoker.load.loader import Loader
 from stoker.load.ring import make_ring, plan_ring
 
+pytestmark = pytest.mark.integration
+
 SHM, FILES = Path("/dev/shm"), Path("/tmp")
 
 

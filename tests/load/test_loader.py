@@ -119,7 +119,7 @@ def test_chunks_too_large_for_the_budget_are_read_sample_by_sample(tmp_path):
         assert first_tokens(small) == first_tokens(large)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=st.tuples(st.integers(1, 5), st.integers(1, 4)),
     then=st.tuples(st.integers(1, 5), st.integers(1, 4)),

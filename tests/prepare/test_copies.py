@@ -114,6 +114,7 @@ def test_short_documents_are_near_copies_only_of_their_like(
     assert make(path, near_dedup=0.8).statistics.documents_out == 6
 
 
+@pytest.mark.integration
 def test_near_copies_are_the_same_whatever_the_order_of_tasks(
     large_corpus: Path, make: Make, inline: Any, snapshot: Any, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_webdataset_decodes_our_samples(
     assert found == {text: encode(text) for text in texts}
 
 
+@pytest.mark.integration
 def test_webdataset_keys_are_unique_over_all_shards(make: Make, large_corpus: Path, tmp_path: Path) -> None:
     done = make(large_corpus / "a.jsonl", format="webdataset", shard_bytes=4 << 20, epochs=2)
     keys = [

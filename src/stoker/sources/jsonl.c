@@ -88,7 +88,7 @@ static unsigned char *put_utf8(unsigned char *out, unsigned code) {
 static const unsigned char simple_escape[128] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b',
                                                  ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
 
-/* \uXXXX, or two of them that are a surrogate pair. Returns 0 for anything else. */
+/* A four-digit \\u escape, or two of them that are a surrogate pair. Returns 0 for anything else. */
 static int take_unicode_escape(Cursor *c) {
     unsigned code, low;
     if (c->end - c->at < 6 || c->at[1] != 'u' || !hex4(c->at + 2, &code)) return 0;

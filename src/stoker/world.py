@@ -1,4 +1,5 @@
-"""Who am I in this job: rank, node, world size, read once from the launcher's environment.
+"""Who am I in this job: rank, node, world size, read once from the launcher's environment; and how many
+cores this process may use.
 
 torchrun sets RANK and friends, Slurm sets SLURM_PROCID and friends, a Kubernetes indexed Job sets
 JOB_COMPLETION_INDEX (one pod is one node there; its manifest passes the count as STOKER_NODES, which
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.errors import UsageError
 
@@ -49,6 +52,16 @@ class World:
             if variable in environ:
                 return reader(environ)
         return cls()
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: under taskset or a container's quota that is not all of them."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
 
 
 def _torchrun(environ: Mapping[str, str]) -> World:

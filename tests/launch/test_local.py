@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.launch.ledger import Ledger
-from stoker.launch.local import LocalPool, usable_cores
+from stoker.launch.local import LocalPool
+from stoker.world import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -267,7 +267,8 @@ def _launcher(given: dict[str, Any], progress: Progress) -> Iterator[Launcher]:
         with RayCluster(entry=ENTRY, address=given["ray_address"], at_once=given["workers"]) as cluster:
             yield cluster
     else:
-        from stoker.launch.local import LocalPool, usable_cores
+        from stoker.launch.local import LocalPool
+        from stoker.world import usable_cores
 
         workers = given["workers"] or usable_cores()
         with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:

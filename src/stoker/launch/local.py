@@ -7,7 +7,6 @@ fork. A worker that dies (kill -9, out of memory) is named, replaced, and its ta
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from types import TracebackType
 
 from stoker.errors import TaskError
@@ -105,16 +103,6 @@ class LocalPool:
         process.join()
         code = process.exitcode or 0
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores this process may use: under taskset or a container's quota that is not all of them."""
-    cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
 
 
 def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from stoker.load.order import Order, Share, make_blend
 from stoker.load.pipeline import Maker
 from stoker.load.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
 from stoker.load.samples import SampleAssembler
+from stoker.world import usable_cores
 
 # Rows gathered at once: larger spills out of the second-level cache between the gather and the widening,
 # smaller pays Python per batch (measured 1.5 Gtok/s at 1-2 MiB, 1.0 at 128 KiB, 1.3 at 8 MiB).
@@ -328,7 +328,3 @@ def _beside(parts: Parts) -> list[Documents]:
     """The documents that windows are cut from, for those who ask where each one starts."""
     blended = len({id(dataset) for dataset in parts.datasets}) > 1
     return [dataset.documents(0 if blended else epoch) for epoch, dataset in enumerate(parts.datasets)]
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from stoker.errors import UsageError
 from stoker.load.batch import Batch
-from stoker.load.build import make_engine, make_parts, usable_cores
+from stoker.load.build import make_engine, make_parts
 from stoker.load.dataset import Dataset, Source, open_dataset
 from stoker.load.options import LoaderOptions
 from stoker.load.order import lanes_for
@@ -28,6 +28,7 @@ from stoker.load.plan import Cursor
 from stoker.load.reader import Files
 from stoker.load.tune import Choice, Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
+from stoker.world import usable_cores
 
 STATE_VERSION = 1
 

@@ -14,7 +14,6 @@ from stoker.errors import BadManifestError, BadShardError, StokerError, UsageErr
 from stoker.formats import megatron, tar
 from stoker.formats.checksums import hash_file
 from stoker.formats.zstd import SeekableReader
-from stoker.launch.local import usable_cores
 from stoker.manifest import (
     NAME,
     FileRecord,
@@ -27,6 +26,7 @@ from stoker.manifest import (
 )
 from stoker.prepare.tokens import load_tokenizer
 from stoker.storage import Store, join_url, open_store
+from stoker.world import usable_cores
 
 
 def verify_dataset(url: str) -> list[str]:

@@ -7,6 +7,7 @@
     ├── BadManifestError      a manifest that is absent, torn or of another version
     ├── BadShardError         a shard that is not what its manifest says
     ├── StorageError          a file or object that cannot be reached, read or written
+    │   └── CacheFullError        what is to be staged does not fit, and what holds the space
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
     └── TaskError             tasks of a plan that failed, with their logs
@@ -58,6 +59,10 @@ class BadShardError(StokerError):
 
 class StorageError(StokerError):
     """A file or object that cannot be reached, read or written."""
+
+
+class CacheFullError(StorageError):
+    """What is to be staged does not fit."""
 
 
 class TokenizerError(StokerError):

@@ -1,0 +1,149 @@
+"""Room for what comes: a byte budget and the disk's free space, shared by all processes of a cache folder.
+
+Room is given out by one process at a time, under a lease: it counts what lies here and what is on its way,
+evicts what was longest unused if the budget asks for it, and lets the caller make its part folder, which
+is the reservation. Without a budget nothing is ever evicted: what one job staged, another must not lose.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from stoker.errors import CacheFullError
+from stoker.formats.sizes import say_size
+from stoker.stage.lease import Claim, Lease
+from stoker.stage.part import Part
+from stoker.stage.pins import PinView
+from stoker.stage.plan import Holding, Unit, evictions
+from stoker.stage.shelf import Shelf
+
+_SPARE_BYTES = 16 << 20  # left on the disk for the books, the leases and everybody else
+_POLL_S = 0.02
+
+
+class Room:
+    """Gives out the space of a cache folder. Any thread."""
+
+    def __init__(self, shelf: Shelf, *, budget_bytes: int, ttl_s: float) -> None:
+        self._shelf, self._budget, self._ttl_s = shelf, budget_bytes, ttl_s
+        self._pins = PinView(shelf.pins_folder(), ttl_s=ttl_s)
+
+    def reserve(self, unit: Unit, begin: Callable[[], Part], *, used_before: float = float("inf")) -> Part:
+        """Make room for a unit and begin it. Only what was last used before `used_before` gives way."""
+        if not self._budget:  # whoever is late finds the disk full while writing: no need to queue here
+            if (short := self._short_bytes(unit)) > 0:
+                raise self.full(unit, short)
+            return begin()
+        self._check_possible(unit)
+        silent_at = time.monotonic() + 2 * self._ttl_s
+        while True:
+            with self._alone():
+                short = self._short_bytes(unit)
+                holdings = self.holdings()
+                going = evictions(holdings, need_bytes=short, keep={unit.key}, used_before=used_before)
+                if going is not None and all([self._evict(key) for key in going]):
+                    return begin()
+                doubtful = going is not None or any(held.holders for held in holdings)
+            # a holder on another node may be dead: its silence shows only after a while
+            if not doubtful or time.monotonic() > silent_at or used_before < float("inf"):
+                raise self.full(unit, short)
+            time.sleep(_POLL_S)
+
+    def holdings(self) -> list[Holding]:
+        """What lies here, and who holds it."""
+        holders = self._pins.holders()
+        return [
+            Holding(
+                key=record.unit.key,
+                bytes=record.unit.bytes,
+                used_at=record.used_at,
+                holders=holders.get(record.unit.key, ()),
+            )
+            for record in self._shelf.records()
+        ]
+
+    def full(self, unit: Unit, short: int) -> CacheFullError:
+        """Why a unit does not fit, and what holds the space."""
+        holdings = self.holdings()
+        taken = {"nobody": 0}
+        for held in holdings:
+            name = ", ".join(held.holders) or "nobody"
+            taken[name] = taken.get(name, 0) + held.bytes
+        coming = sum(whole for key, (whole, _) in self._shelf.parts().items() if key != unit.key)
+        parts = [f"{say_size(count)} read by {name}" for name, count in taken.items() if count]
+        parts += [f"{say_size(coming)} on its way"] * (coming > 0)
+        limit = f"a budget of {say_size(self._budget)}" if self._budget else f"{say_size(self._free())} free on the disk"
+        return CacheFullError(
+            f"{unit.files[0].url} ({say_size(unit.bytes)}) does not fit into {self._shelf.folder}: {say_size(short)} too "
+            f"much for {limit}; it holds {'; '.join(parts) or 'nothing yet'}",
+            hint="end what reads there, raise the budget, or choose a folder on a larger disk"
+            if self._budget
+            else "free space on that disk, choose another folder, or give a budget so that the longest unused "
+            "files give way",
+        )
+
+    def sweep(self) -> None:
+        """Clear what dead processes left and nobody will come back for."""
+        self._pins.holders()
+        for key in list(self._shelf.leftovers()):
+            if lease := self._claim(key).try_take():
+                with lease:
+                    self._shelf.clear(key)
+
+    def empty(self) -> None:
+        """Evict everything that nobody holds."""
+        with self._alone():
+            for held in self.holdings():
+                if not held.holders:
+                    self._evict(held.key)
+
+    def _check_possible(self, unit: Unit) -> None:
+        if unit.bytes > self._budget:
+            raise CacheFullError(
+                f"{unit.files[0].url} takes {say_size(unit.bytes)}, the whole budget is {say_size(self._budget)}",
+                hint="raise the budget",
+            )
+
+    def _short_bytes(self, unit: Unit) -> int:
+        """How much must come free: for the budget, or for the disk, whichever is more."""
+        parts = self._shelf.parts()
+        _, rest = parts.pop(unit.key, (0, unit.bytes))
+        others = sum(left for _, left in parts.values())
+        short = rest + others + _SPARE_BYTES - self._free()
+        if self._budget:
+            lying = sum(record.unit.bytes for record in self._shelf.records() if record.unit.key != unit.key)
+            coming = sum(whole for whole, _ in parts.values())
+            short = max(short, lying + coming + unit.bytes - self._budget)
+        return short
+
+    def _free(self) -> int:
+        facts = os.statvfs(self._shelf.folder)
+        return facts.f_bavail * facts.f_frsize
+
+    def _evict(self, key: str) -> bool:
+        """Remove a unit, unless somebody fetches or pins it just now."""
+        lease = self._claim(key).try_take()
+        if lease is None:
+            return False
+        with lease:
+            if (record := self._shelf.record(key)) is None:
+                return True
+            hidden = self._shelf.forget(key)
+            # a reader pins first and looks second: either it finds nothing now, or we see its pin
+            if self._pins.holders().get(key):
+                self._shelf.put_back(key, hidden)
+                return False
+            self._shelf.remove(record.unit, hidden)
+        return True
+
+    def _claim(self, key: str) -> Claim:
+        return Claim(self._shelf.lease_path(key), ttl_s=self._ttl_s, purpose="eviction")
+
+    def _alone(self) -> Lease:
+        claim = Claim(self._shelf.room_path(), ttl_s=self._ttl_s, purpose="making room")
+        while not (lease := claim.try_take()):
+            time.sleep(_POLL_S)
+        return lease
+

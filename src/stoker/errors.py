@@ -9,7 +9,8 @@
     ├── StorageError          a file or object that cannot be reached, read or written
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
-    └── TaskError             tasks of a plan that failed, with their logs
+    ├── TaskError             tasks of a plan that failed, with their logs
+    └── LeaseLostError        a lease that another process has taken over
 
 A message says what happened with its values; `hint` says what to do about it.
 """
@@ -70,6 +71,10 @@ class EngineMismatchError(TokenizerError):
 
 class TaskError(StokerError):
     """Tasks of a plan that failed."""
+
+
+class LeaseLostError(StokerError):
+    """A lease that another process has taken over, or that could not be renewed."""
 
 
 def require(package: str, *, extra: str) -> Any:

@@ -10,7 +10,8 @@
     │   └── CacheFullError        what is to be staged does not fit, and what holds the space
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
-    └── TaskError             tasks of a plan that failed, with their logs
+    ├── TaskError             tasks of a plan that failed, with their logs
+    └── LeaseLostError        a lease that another process has taken over
 
 A message says what happened with its values; `hint` says what to do about it.
 """
@@ -75,6 +76,10 @@ class EngineMismatchError(TokenizerError):
 
 class TaskError(StokerError):
     """Tasks of a plan that failed."""
+
+
+class LeaseLostError(StokerError):
+    """A lease that another process has taken over, or that could not be renewed."""
 
 
 def require(package: str, *, extra: str) -> Any:

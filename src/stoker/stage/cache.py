@@ -67,7 +67,7 @@ class Cache:
         self._again = {"budget": budget, "limit_rate": limit_rate, "preload": preload}
         self._again.update(hub_cache=hub_cache, ttl_s=ttl_s)
         self.folder = Path(folder).absolute() if folder else default_folder()
-        self._hub_cache, self._ttl_s = hub_cache, ttl_s
+        self.hub_cache, self._ttl_s = hub_cache, ttl_s
         with named_errors("make the cache folder", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.shelf = Shelf(self.folder)
@@ -87,7 +87,7 @@ class Cache:
         """The files of a dataset, folder, hub repository or single file, brought near as they are used."""
         self.check_process()
         found = url if isinstance(url, Collection) else resolve(_absolute(url))
-        folder = folder_of(found, hub_cache=self._hub_cache)
+        folder = folder_of(found, hub_cache=self.hub_cache)
         near = Near(self, found, units_of(found, folder=folder), folder=self.folder / folder)
         self._near.append(near)
         return near
@@ -148,6 +148,7 @@ class Cache:
     def stop(self) -> None:
         """Make everything that fetches end soon; what has landed stays for the next one."""
         self._fetcher.stop()
+        self._wire.close()
 
     def close(self) -> None:
         """Let go of everything that is held; safe twice."""
@@ -159,7 +160,6 @@ class Cache:
         self._closed = True
         if self._memory:
             self._memory.close()
-        self._wire.close()
         self.pins.close()
 
     def __enter__(self) -> Cache:

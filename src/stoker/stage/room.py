@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stoker.errors import CacheFullError
 from stoker.formats.sizes import say_size
@@ -36,7 +36,7 @@ class Room:
             if (short := self._short_bytes(unit)) > 0:
                 raise self.full(unit, short)
             return begin()
-        self._check_possible(unit)
+        self.check_fits([unit])
         silent_at = time.monotonic() + 2 * self._ttl_s
         while True:
             with self._alone():
@@ -92,19 +92,21 @@ class Room:
                 with lease:
                     self._shelf.clear(key)
 
+    def check_fits(self, units: Sequence[Unit]) -> None:
+        """Refuse at once what the budget could never hold together."""
+        total = sum(unit.bytes for unit in units)
+        if self._budget and total > self._budget:
+            raise CacheFullError(
+                f"{units[0].files[0].url}{_and_more(units)}: {say_size(total)}, the whole budget is {say_size(self._budget)}",
+                hint="raise the budget, or stage a share: --share node/nodes",
+            )
+
     def empty(self) -> None:
         """Evict everything that nobody holds."""
         with self._alone():
             for held in self.holdings():
                 if not held.holders:
                     self._evict(held.key)
-
-    def _check_possible(self, unit: Unit) -> None:
-        if unit.bytes > self._budget:
-            raise CacheFullError(
-                f"{unit.files[0].url} takes {say_size(unit.bytes)}, the whole budget is {say_size(self._budget)}",
-                hint="raise the budget",
-            )
 
     def _short_bytes(self, unit: Unit) -> int:
         """How much must come free: for the budget, or for the disk, whichever is more."""
@@ -147,3 +149,7 @@ class Room:
             time.sleep(_POLL_S)
         return lease
 
+
+def _and_more(units: Sequence[Unit]) -> str:
+    more = sum(len(unit.files) for unit in units) - 1
+    return f" and {more:,} more" if more else ""

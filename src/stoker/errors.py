@@ -7,6 +7,7 @@
     ├── BadManifestError      a manifest that is absent, torn or of another version
     ├── BadShardError         a shard that is not what its manifest says
     ├── StorageError          a file or object that cannot be reached, read or written
+    │   └── ChangedError          a file or object that became another while it was read
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
     └── TaskError             tasks of a plan that failed, with their logs
@@ -58,6 +59,10 @@ class BadShardError(StokerError):
 
 class StorageError(StokerError):
     """A file or object that cannot be reached, read or written."""
+
+
+class ChangedError(StorageError):
+    """A file or object that became another while it was read."""
 
 
 class TokenizerError(StokerError):

@@ -7,6 +7,7 @@
     ├── BadManifestError      a manifest that is absent, torn or of another version
     ├── BadShardError         a shard that is not what its manifest says
     ├── StorageError          a file or object that cannot be reached, read or written
+    │   ├── ChangedError          a file or object that became another while it was read
     │   └── CacheFullError        what is to be staged does not fit, and what holds the space
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
@@ -60,6 +61,10 @@ class BadShardError(StokerError):
 
 class StorageError(StokerError):
     """A file or object that cannot be reached, read or written."""
+
+
+class ChangedError(StorageError):
+    """A file or object that became another while it was read."""
 
 
 class CacheFullError(StorageError):

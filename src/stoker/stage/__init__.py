@@ -1,1 +1,1 @@
-"""Bringing data near the GPU: once per node, whole or not at all, safe on shared filesystems."""
+"""Bring files next to the GPU, once per node."""

@@ -48,6 +48,7 @@ class Cache:
                 and nothing is ever evicted
     limit_rate  bytes per second that this process takes from the network; 0: no limit
     preload     "page-cache" or "shm": also bring files into memory, as far as they fit what is free
+    keep_in_memory  leave in /dev/shm what was preloaded, for a job that begins later
     hub_cache   lay hub repositories out as the Hugging Face cache does
     ttl_s       silence after which a process on another node counts as gone
     """
@@ -60,12 +61,19 @@ class Cache:
         limit_rate: str | int = 0,
         preload: str = "",
         hub_cache: bool = False,
+        keep_in_memory: bool = False,
         ttl_s: float = TTL_S,
     ) -> None:
         if preload not in PRELOADS:
             raise UsageError(f"preload={preload!r} is unknown", hint="use 'page-cache' or 'shm'")
-        self._again = {"budget": budget, "limit_rate": limit_rate, "preload": preload}
-        self._again.update(hub_cache=hub_cache, ttl_s=ttl_s)
+        self._options: dict[str, Any] = {  # to be made again in another process
+            "budget": budget,
+            "limit_rate": limit_rate,
+            "preload": preload,
+            "hub_cache": hub_cache,
+            "keep_in_memory": keep_in_memory,
+            "ttl_s": ttl_s,
+        }
         self.folder = Path(folder).absolute() if folder else default_folder()
         self.hub_cache, self._ttl_s = hub_cache, ttl_s
         with named_errors("make the cache folder", self.folder):
@@ -75,7 +83,7 @@ class Cache:
         self.pins = Pins(self.shelf.pins_folder(), ttl_s=ttl_s, purpose="reading")
         self._wire = Wire(limit_rate=parse_size(limit_rate))
         self._fetcher = Fetcher(self.shelf, self.room, self._wire, ttl_s=ttl_s)
-        self._preload = preload
+        self._preload, self._keep = preload, keep_in_memory
         self._memory: Preload | None = None
         self._coming: dict[str, Future[None]] = {}
         self._near: list[Near] = []
@@ -133,7 +141,7 @@ class Cache:
         """Where to read a file that lies here: in memory where preloading was asked for and it fits."""
         with self._lock:
             if self._memory is None:
-                self._memory = make_preload(self._preload, ttl_s=self._ttl_s)
+                self._memory = make_preload(self._preload, ttl_s=self._ttl_s, keep=self._keep)
         return self._memory.path(unit, name, root=self.folder)
 
     def check_process(self) -> None:
@@ -171,7 +179,7 @@ class Cache:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.folder, self._again)
+        return _reopen, (self.folder, self._options)
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:

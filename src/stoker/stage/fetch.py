@@ -104,7 +104,9 @@ class _Fetch:
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageError(f"cannot write {part.folder}: {error}", hint="see the reason above") from error
+                raise StorageError(
+                    f"cannot write {part.folder}: {error}", hint="see the reason above"
+                ) from error
             part.remove()
             raise self._room.full(self._unit, self._unit.bytes) from error
         finally:

@@ -43,7 +43,7 @@ class Room:
                 short = self._short_bytes(unit)
                 holdings = self.holdings()
                 going = evictions(holdings, need_bytes=short, keep={unit.key}, used_before=used_before)
-                if going is not None and all([self._evict(key) for key in going]):
+                if going is not None and self._evict_all(going):
                     return begin()
                 doubtful = going is not None or any(held.holders for held in holdings)
             # a holder on another node may be dead: its silence shows only after a while
@@ -66,23 +66,28 @@ class Room:
 
     def full(self, unit: Unit, short: int) -> CacheFullError:
         """Why a unit does not fit, and what holds the space."""
-        holdings = self.holdings()
-        taken = {"nobody": 0}
-        for held in holdings:
-            name = ", ".join(held.holders) or "nobody"
+        limit = f"its budget of {say_size(self._budget)}"
+        hint = "end what reads there, raise the budget, or choose a folder on a larger disk"
+        if not self._budget:
+            limit = f"a disk with {say_size(self._free())} free"
+            hint = (
+                "free space there or choose another folder; with a budget the longest unused files give way"
+            )
+        return CacheFullError(
+            f"{unit.files[0].url} ({say_size(unit.bytes)}) does not fit into {self._shelf.folder}: "
+            f"{say_size(short)} too much for {limit}; it holds {self._held(unit)}",
+            hint=hint,
+        )
+
+    def _held(self, unit: Unit) -> str:
+        taken: dict[str, int] = {}
+        for held in self.holdings():
+            name = f"that {', '.join(held.holders)} reads" if held.holders else "that nobody reads"
             taken[name] = taken.get(name, 0) + held.bytes
         coming = sum(whole for key, (whole, _) in self._shelf.parts().items() if key != unit.key)
-        parts = [f"{say_size(count)} read by {name}" for name, count in taken.items() if count]
-        parts += [f"{say_size(coming)} on its way"] * (coming > 0)
-        limit = f"a budget of {say_size(self._budget)}" if self._budget else f"{say_size(self._free())} free on the disk"
-        return CacheFullError(
-            f"{unit.files[0].url} ({say_size(unit.bytes)}) does not fit into {self._shelf.folder}: {say_size(short)} too "
-            f"much for {limit}; it holds {'; '.join(parts) or 'nothing yet'}",
-            hint="end what reads there, raise the budget, or choose a folder on a larger disk"
-            if self._budget
-            else "free space on that disk, choose another folder, or give a budget so that the longest unused "
-            "files give way",
-        )
+        if coming:
+            taken["on its way"] = coming
+        return "; ".join(f"{say_size(count)} {name}" for name, count in taken.items()) or "nothing yet"
 
     def sweep(self) -> None:
         """Clear what dead processes left and nobody will come back for."""
@@ -97,7 +102,8 @@ class Room:
         total = sum(unit.bytes for unit in units)
         if self._budget and total > self._budget:
             raise CacheFullError(
-                f"{units[0].files[0].url}{_and_more(units)}: {say_size(total)}, the whole budget is {say_size(self._budget)}",
+                f"{units[0].files[0].url}{_and_more(units)}: {say_size(total)}, and the whole budget is "
+                f"{say_size(self._budget)}",
                 hint="raise the budget, or stage a share: --share node/nodes",
             )
 
@@ -123,6 +129,10 @@ class Room:
     def _free(self) -> int:
         facts = os.statvfs(self._shelf.folder)
         return facts.f_bavail * facts.f_frsize
+
+    def _evict_all(self, keys: Sequence[str]) -> bool:
+        gone = [self._evict(key) for key in keys]
+        return all(gone)
 
     def _evict(self, key: str) -> bool:
         """Remove a unit, unless somebody fetches or pins it just now."""

@@ -132,7 +132,9 @@ def parse_share(text: str) -> tuple[int, int]:
     except ValueError:
         raise UsageError(f"{text!r} is not a share", hint="write node/nodes, as 0/16 for the first") from None
     if not 0 <= node < nodes:
-        raise UsageError(f"there is no node {node} of {nodes}", hint=f"the first is 0, the last is {nodes - 1}")
+        raise UsageError(
+            f"there is no node {node} of {nodes}", hint=f"the first is 0, the last is {nodes - 1}"
+        )
     return node, nodes
 
 

@@ -160,9 +160,7 @@ def record_bytes(unit: Unit) -> bytes:
 
 def _unit_of(key: str, record: bytes) -> Unit:
     plain = json.loads(record)
-    return Unit(
-        key=key, folder=plain["folder"], files=tuple(RemoteFile(**file) for file in plain["files"])
-    )
+    return Unit(key=key, folder=plain["folder"], files=tuple(RemoteFile(**file) for file in plain["files"]))
 
 
 def _age_s(path: Path) -> float:

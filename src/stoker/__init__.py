@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from stoker.findings import Finding
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
+    from stoker.stage.cache import Cache
+    from stoker.stage.run import fetch
     from stoker.storage import open_store
     from stoker.world import World
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cache",
     "Feeder",
     "Finding",
     "Loader",
@@ -26,11 +29,13 @@ __all__ = [
     "World",
     "__version__",
     "feed",
+    "fetch",
     "open_store",
     "read_manifest",
 ]
 
 _HOMES = {
+    "Cache": "stoker.stage.cache",
     "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
     "Loader": "stoker.load.loader",
@@ -38,6 +43,7 @@ _HOMES = {
     "StokerError": "stoker.errors",
     "World": "stoker.world",
     "feed": "stoker.feeder",
+    "fetch": "stoker.stage.run",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

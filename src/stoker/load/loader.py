@@ -53,6 +53,7 @@ class LoaderReport:
     skipped_samples: int
     damaged_blocks: int
     damage: tuple[str, ...]
+    healed: tuple[str, ...]
     chunk_bytes_held: int
     read_alone: bool
     reader: str
@@ -158,6 +159,7 @@ class Loader:
             skipped_samples=self._skipped,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
+            healed=tuple(name for one in damage for name in one.healed),
             chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
             reader=self._engine.reader(),

@@ -17,6 +17,8 @@ from stoker.stage.prefetch import Prefetcher
 if TYPE_CHECKING:
     from stoker.stage.cache import Cache
 
+_OPEN_FILES = 256
+
 
 class Near:
     """A collection in a cache. Any thread. What `local_path` gave stays until `release` or `close`."""
@@ -27,6 +29,12 @@ class Near:
         self._held: dict[str, Path] = {}
         self._prefetcher: Prefetcher | None = None
         self._lock = threading.Lock()
+
+    @property
+    def open_files(self) -> int:
+        """How many files a reader may keep open: with a budget, so few that others can give way."""
+        largest = max((unit.bytes for unit in self.units), default=0)
+        return self.cache.room.fit(largest, most=_OPEN_FILES)
 
     def local_path(self, name: str) -> Path:
         """Where a file lies on this node; fetched, or waited for, if it does not yet."""

@@ -51,6 +51,12 @@ class Room:
                 raise self.full(unit, short)
             time.sleep(_POLL_S)
 
+    def fit(self, unit_bytes: int, *, most: int) -> int:
+        """How many units of this size take half of the budget: what a reader may hold at a time."""
+        if not self._budget or not unit_bytes:
+            return most
+        return max(1, min(most, self._budget // 2 // unit_bytes))
+
     def holdings(self) -> list[Holding]:
         """What lies here, and who holds it."""
         holders = self._pins.holders()

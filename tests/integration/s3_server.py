@@ -85,7 +85,7 @@ def serve(folder: Path, *, rclone: str, nginx: str) -> Iterator[S3Server]:
     config.write_text(NGINX.format(folder=folder, root=root, port=port, rclone_port=rclone_port))
     with ExitStack() as stack:
         stack.enter_context(
-            _running(
+            running(
                 [
                     *(
                         rclone,
@@ -103,7 +103,7 @@ def serve(folder: Path, *, rclone: str, nginx: str) -> Iterator[S3Server]:
                 port=rclone_port,
             )
         )
-        stack.enter_context(_running([nginx, "-p", str(folder), "-c", str(config)], port=port))
+        stack.enter_context(running([nginx, "-p", str(folder), "-c", str(config)], port=port))
         yield S3Server(root=root, endpoint=f"http://127.0.0.1:{port}")
 
 
@@ -117,7 +117,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def _running(command: list[str], *, port: int) -> Iterator[None]:
+def running(command: list[str], *, port: int) -> Iterator[None]:
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:

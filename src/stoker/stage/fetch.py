@@ -23,7 +23,7 @@ from stoker.errors import BadShardError, ChangedError, LeaseLostError, StorageEr
 from stoker.stage.landing import landing
 from stoker.stage.lease import Claim, Lease
 from stoker.stage.origin import RemoteFile
-from stoker.stage.part import Part, is_part_of
+from stoker.stage.part import Part, entries, is_part_of
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf, record_bytes
@@ -116,12 +116,12 @@ class _Fetch:
     def _open_part(self) -> Part:
         """Go on with what others left: take a dead owner's folder as it is, copy from any other."""
         mine = self._parts / self._lease.owner.token
-        others = [path for path in _folders(self._parts) if is_part_of(path, self._unit)]
+        others = [path for path in entries(self._parts) if is_part_of(path, self._unit)]
         heritage = next(filter(self._is_ended, others), None)
         if heritage:
             os.rename(heritage, mine)
         part = Part(mine, self._unit, root=self._shelf.folder)
-        for other in _folders(self._parts):
+        for other in entries(self._parts):
             if other != mine:
                 part.copy_from(other)
                 shutil.rmtree(other, ignore_errors=True)
@@ -186,10 +186,3 @@ class _Fetch:
             if part.folder.exists():
                 os.rename(part.folder, part.folder.with_name(_LEFT + part.folder.name))
             self._parts.rmdir()
-
-
-def _folders(parent: Path) -> list[Path]:
-    try:
-        return sorted(parent.iterdir())
-    except FileNotFoundError:
-        return []

@@ -186,10 +186,18 @@ def reserved_bytes(folder: Path) -> tuple[int, int]:
     except (OSError, ValueError, KeyError):
         return 0, 0
     taken = 0
-    for path in folder.iterdir():
+    for path in entries(folder):
         with suppress(OSError):
             taken += path.stat().st_blocks * 512
     return total, max(0, total - taken)
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing if it is gone, as others' folders may be at any moment."""
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _sound_slices(folder: Path, unit: Unit, homes: list[Path]) -> Iterator[tuple[int, int, bytes]]:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stoker.stage.origin import RemoteFile
-from stoker.stage.part import reserved_bytes
+from stoker.stage.part import entries, reserved_bytes
 from stoker.stage.plan import Unit
 
 _FORGOTTEN_S = 24 * 3600.0  # a part that nobody went on with for a day is given up
@@ -98,10 +98,11 @@ class Shelf:
     def parts(self) -> dict[str, tuple[int, int]]:
         """Units on their way: what they will take in the end, and what of it they have yet to take."""
         found: dict[str, tuple[int, int]] = {}
-        for folder in self._made("parts").glob("*/*"):
-            whole, rest = reserved_bytes(folder)
-            before = found.get(folder.parent.name, (0, 0))
-            found[folder.parent.name] = (max(whole, before[0]), max(rest, before[1]))
+        for unit in entries(self._made("parts")):
+            for folder in entries(unit):
+                whole, rest = reserved_bytes(folder)
+                before = found.get(unit.name, (0, 0))
+                found[unit.name] = (max(whole, before[0]), max(rest, before[1]))
         return found
 
     def forget(self, key: str) -> Path:
@@ -124,11 +125,12 @@ class Shelf:
 
     def leftovers(self) -> Iterator[str]:
         """Keys of units whose part or half-removed record nobody will come back for."""
-        for folder in self._made("parts").iterdir():
+        for folder in entries(self._made("parts")):
             if self._record_path(folder.name).exists() or _age_s(folder) > _FORGOTTEN_S:
                 yield folder.name
-        for path in self._made("units").glob("*.going"):
-            yield path.stem
+        for path in entries(self._made("units")):
+            if path.suffix == ".going":
+                yield path.stem
 
     def clear(self, key: str) -> None:
         """Delete what is left of a unit on its way, and end a removal that was cut short. Under its lease."""
@@ -165,7 +167,8 @@ def _unit_of(key: str, record: bytes) -> Unit:
 
 def _age_s(path: Path) -> float:
     """How long ago anything changed in a folder of folders."""
+    inside = [file for folder in entries(path) for file in entries(folder)]
     try:
-        return time.time() - max(entry.stat().st_mtime for entry in (path, *path.glob("*/*")))
-    except OSError:
+        return time.time() - max(entry.stat().st_mtime for entry in (path, *inside))
+    except OSError:  # it changes just now
         return 0.0

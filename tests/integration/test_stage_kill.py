@@ -1,0 +1,200 @@
+"""Eight processes want the same dataset; some are killed or paused: the rest get it, once, and whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import xxhash
+from web_server import WebServer, serve_folder
+
+from stoker.formats.checksums import hash_file
+from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.storage import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.integration
+
+PROCESSES = 8
+ROUNDS = 20
+SHARDS, SHARD_BYTES = 4, 48 << 20
+RATE = 250_000_000  # bytes a second of each process: a round lasts long enough to be disturbed
+MOST = 1.05
+
+
+@pytest.fixture(scope="module")
+def web(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with serve_folder(tmp_path_factory.mktemp("web"), nginx=require_binary("nginx")) as server:
+        _make_dataset(server.root / "corpus")
+        yield server
+
+
+def _make_dataset(folder: Path) -> None:
+    """Shards of noise, which nobody loads, with small files beside them."""
+    folder.mkdir()
+    records, blocks = [], []
+    for number in range(SHARDS):
+        files = []
+        for name, size in ((f"s{number}.bin", SHARD_BYTES), (f"s{number}.idx", 100_000)):
+            (folder / name).write_bytes(random.Random(number).randbytes(1 << 16) * (size >> 16))
+            with (folder / name).open("rb") as file:
+                hashed = hash_file(file)
+            files.append(FileRecord(name=name, bytes=hashed.bytes, xxh3=hashed.digest()))
+            blocks += hashed.blocks()
+        records.append(ShardRecord(name=f"s{number}", samples=1, tokens=1, files=tuple(files)))
+    import numpy as np
+
+    manifest = Manifest(format="megatron", shards=tuple(records), dtype="uint16")
+    write_manifest(open_store(folder), manifest, blocks=np.array(blocks, np.uint64))
+
+
+@contextmanager
+def crowd(
+    url: str, cache: Path, stoker_environ: Any, *, ttl_s: float = 10.0, locks: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    arguments = [url, str(cache), str(PROCESSES), str(RATE), str(ttl_s), *([locks] if locks else [])]
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("crowd.py")), *arguments],
+        env=stoker_environ(NO_PROXY="127.0.0.1"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        pids = json.loads(line) if line else []
+        try:
+            yield process, pids
+        finally:
+            for pid in pids if process.poll() is None else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+class Watcher(threading.Thread):
+    """Looks at the names that readers would open: what is there must be whole from the first moment."""
+
+    def __init__(self, visible: Path, expected: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self._visible, self._expected = visible, expected
+        self._seen: set[tuple[str, int]] = set()
+        self._ending = threading.Event()
+        self.torn: list[str] = []
+
+    def run(self) -> None:
+        while not self._ending.wait(0.01):
+            for name, digest in self._expected.items():
+                with suppress(FileNotFoundError), (self._visible / name).open("rb") as file:
+                    inode = os.fstat(file.fileno()).st_ino
+                    if (name, inode) not in self._seen:
+                        self._seen.add((name, inode))
+                        if xxhash.xxh3_64_hexdigest(file.read()) != digest:
+                            self.torn.append(name)
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join()
+
+
+@pytest.fixture(scope="module")
+def expected(web: WebServer) -> dict[str, str]:
+    return {
+        path.name: xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in (web.root / "corpus").iterdir()
+    }
+
+
+@contextmanager
+def watched(web: WebServer, cache: Path, expected: dict[str, str]) -> Iterator[None]:
+    visible = cache / "http" / web.url.removeprefix("http://") / "corpus"
+    watcher = Watcher(visible, expected)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.stop()
+    assert watcher.torn == []
+    found = {path.name: xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in visible.iterdir()}
+    assert found == expected
+
+
+def results(process: subprocess.Popen[str]) -> list[int]:
+    output, errors = process.communicate(timeout=60)
+    assert output, errors
+    codes: list[int] = json.loads(output)
+    assert 1 not in codes, errors
+    return codes
+
+
+def leftovers(cache: Path) -> list[str]:
+    """Books of what is not whole: parts, leases, pins, hidden records."""
+    books = cache / ".stoker"
+    found = [path for name in ("parts", "leases", "pins") for path in (books / name).rglob("*")]
+    return [str(path) for path in (*found, *books.glob("units/*.going"))]
+
+
+def run_again(web: WebServer, cache: Path, run_stoker: Any) -> Any:
+    ran = run_stoker("stage", f"{web.url}/corpus", "--cache", cache, "--json", env={"NO_PROXY": "127.0.0.1"})
+    assert ran.rc == 0, ran.stderr
+    return json.loads(ran.stdout)[0]
+
+
+def disturb(pids: list[int], process: subprocess.Popen[str], *, victims: int, over_s: float) -> None:
+    """Kill some at random moments. The moment is the point: there is nothing to wait for."""
+    chosen = random.sample(pids, victims)
+    for pid in chosen:
+        time.sleep(random.uniform(0, over_s / victims))
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("locks", ["", "flock-succeeds", "flock-fails"])
+def test_killed_processes_cost_almost_nothing(
+    locks: str, web: WebServer, expected: Any, stoker_environ: Any, run_stoker: Any, tmp_path: Path
+) -> None:
+    whole = sum(path.stat().st_size for path in (web.root / "corpus").iterdir())
+    ratios = []
+    for number in range(ROUNDS if not locks else 4):
+        cache = tmp_path / str(number)
+        before = web.served_bytes()
+        with crowd(f"{web.url}/corpus", cache, stoker_environ, locks=locks) as (process, pids):
+            with watched(web, cache, expected):
+                disturb(pids, process, victims=3, over_s=1.0)
+                codes = results(process)
+        assert set(codes) <= {0, -signal.SIGKILL}
+        assert codes.count(0) >= PROCESSES - 3
+        ratios.append((web.served_bytes() - before) / whole)
+        again = run_again(web, cache, run_stoker) if number in (0, 1) else None
+        assert again is None or (again["fetched_bytes"], leftovers(cache)) == (0, [])
+    print("bytes served per round:", [round(ratio, 3) for ratio in ratios])
+    assert sum(ratios) / len(ratios) <= MOST
+
+
+def test_paused_processes_are_overtaken_and_do_no_harm(
+    web: WebServer, expected: Any, stoker_environ: Any, run_stoker: Any, tmp_path: Path
+) -> None:
+    for number in range(4):
+        cache = tmp_path / str(number)
+        with crowd(f"{web.url}/corpus", cache, stoker_environ, ttl_s=1.0) as (process, pids):
+            with watched(web, cache, expected):
+                chosen = random.sample(pids, 3)
+                for pid in chosen:
+                    time.sleep(random.uniform(0, 0.2))
+                    os.kill(pid, signal.SIGSTOP)
+                time.sleep(random.uniform(0.5, 3.0))  # some wake before they are overtaken, some after
+                for pid in chosen:
+                    os.kill(pid, signal.SIGCONT)
+                assert results(process) == [0] * PROCESSES
+        again = run_again(web, cache, run_stoker)
+        assert (again["fetched_bytes"], leftovers(cache)) == (0, [])

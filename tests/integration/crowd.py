@@ -1,6 +1,6 @@
 """A crowd of processes that all want the same dataset, as a program of its own.
 
-    python crowd.py URL FOLDER PROCESSES RATE TTL [flock-succeeds | flock-fails]
+    python crowd.py URL FOLDER PROCESSES TTL [flock-succeeds | flock-fails]
 
 Prints a line with the process ids, then, when all have ended, a line with their exit codes. The processes
 are forked before anything was used, from a parent without threads, and waited for only at the end: until
@@ -19,14 +19,14 @@ import stoker
 from stoker.stage.run import stage
 
 
-def main(url: str, folder: str, processes: int, rate: int, ttl_s: float, locks: str) -> None:
+def main(url: str, folder: str, processes: int, ttl_s: float, locks: str) -> None:
     if locks:
         fcntl.flock = fcntl.lockf = _lying_lock(locks)
     stoker.Cache  # noqa: B018 - imports its home, once for all
     children = []
     for _ in range(processes):
         if not (child := os.fork()):
-            os._exit(_fetch(url, folder, rate, ttl_s))
+            os._exit(_fetch(url, folder, ttl_s))
         children.append(child)
     print(json.dumps(children), flush=True)
     # whoever ends becomes a zombie and stays one until all are done
@@ -36,9 +36,9 @@ def main(url: str, folder: str, processes: int, rate: int, ttl_s: float, locks: 
     print(json.dumps(codes), flush=True)
 
 
-def _fetch(url: str, folder: str, rate: int, ttl_s: float) -> int:
+def _fetch(url: str, folder: str, ttl_s: float) -> int:
     try:
-        with stoker.Cache(folder, limit_rate=rate, ttl_s=ttl_s) as cache:
+        with stoker.Cache(folder, ttl_s=ttl_s) as cache:
             stage(url, cache)
         return 0
     except BaseException:
@@ -55,11 +55,4 @@ def _lying_lock(how: str):
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1],
-        sys.argv[2],
-        int(sys.argv[3]),
-        int(sys.argv[4]),
-        float(sys.argv[5]),
-        "".join(sys.argv[6:]),
-    )
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), "".join(sys.argv[5:]))

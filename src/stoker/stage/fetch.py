@@ -100,9 +100,11 @@ class _Fetch:
             self._fetch_all(part)
             self._publish(part)
         except (ChangedError, BadShardError):
+            self._lease.check()
             part.remove()  # what has landed belongs to an object that is no more, or is wrong
             raise
         except OSError as error:
+            self._lease.check()  # our folder was taken over: that is what this raises then
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageError(
                     f"cannot write {part.folder}: {error}", hint="see the reason above"
@@ -164,11 +166,7 @@ class _Fetch:
 
     def _publish(self, part: Part) -> None:
         self._lease.check()
-        try:
-            self._shelf.add(self._unit, part.publish(record_bytes(self._unit)))
-        except FileNotFoundError:
-            self._lease.check()  # our part was taken over: that is what this raises
-            raise
+        self._shelf.add(self._unit, part.publish(record_bytes(self._unit)))
         part.remove()
 
     def _count(self, count: int) -> None:

@@ -98,8 +98,9 @@ class Room:
     def sweep(self) -> None:
         """Clear what dead processes left and nobody will come back for."""
         self._pins.holders()
-        for key in list(self._shelf.leftovers()):
-            if lease := self._claim(key).try_take():
+        for key in dict.fromkeys(self._shelf.leftovers()):
+            claim = self._claim(key)
+            if lease := claim.try_take() or claim.try_take():  # what a release left shows at a second look
                 with lease:
                     self._shelf.clear(key)
 

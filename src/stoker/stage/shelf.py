@@ -124,21 +124,24 @@ class Shelf:
         hidden.unlink(missing_ok=True)
 
     def leftovers(self) -> Iterator[str]:
-        """Keys of units whose part or half-removed record nobody will come back for."""
-        for folder in entries(self._made("parts")):
-            if self._record_path(folder.name).exists() or _age_s(folder) > _FORGOTTEN_S:
-                yield folder.name
+        """Keys of units whose part, lease or half-removed record nobody may come back for."""
+        yield from (path.name for path in entries(self._made("leases")))
+        yield from (path.name for path in entries(self._made("parts")) if self._is_forgotten(path.name))
         for path in entries(self._made("units")):
             if path.suffix == ".going":
                 yield path.stem
 
     def clear(self, key: str) -> None:
-        """Delete what is left of a unit on its way, and end a removal that was cut short. Under its lease."""
-        shutil.rmtree(self.parts_folder(key), ignore_errors=True)
+        """Delete a part that nobody goes on with, and end a removal that was cut short. Under its lease."""
+        if self._is_forgotten(key):
+            shutil.rmtree(self.parts_folder(key), ignore_errors=True)
         hidden = self._record_path(key).with_suffix(".going")
         with suppress(OSError, ValueError, KeyError, TypeError):
             unit = _unit_of(key, hidden.read_bytes())
             hidden.unlink() if self._record_path(key).exists() else self.remove(unit, hidden)
+
+    def _is_forgotten(self, key: str) -> bool:
+        return self._record_path(key).exists() or _age_s(self.parts_folder(key)) > _FORGOTTEN_S
 
     def _record_path(self, key: str) -> Path:
         return self._made("units") / f"{key}.json"

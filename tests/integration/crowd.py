@@ -16,13 +16,13 @@ import sys
 import traceback
 
 import stoker
+import stoker.manifest  # which staging a dataset needs: imported once for all
 from stoker.stage.run import stage
 
 
 def main(url: str, folder: str, processes: int, ttl_s: float, locks: str) -> None:
     if locks:
         fcntl.flock = fcntl.lockf = _lying_lock(locks)
-    stoker.Cache  # noqa: B018 - imports its home, once for all
     children = []
     for _ in range(processes):
         if not (child := os.fork()):

@@ -33,6 +33,7 @@ from stoker.stage.plan import Unit
 
 SLICE_BYTES = 1 << 20
 
+_SYNC_EACH = 16
 _ENTRY = struct.Struct("<QQ")  # bytes landed from the start of the slice, and their xxh3
 
 
@@ -114,9 +115,13 @@ class Part:
             self.note(slice_number, 0, 0)
 
     def sync(self) -> None:
-        """All small files to the disk at once: a sync each would take longer than to fetch them."""
-        if ctypes.CDLL(None, use_errno=True).syncfs(self._map):
-            os.sync()
+        """Small files to the disk: a few one by one; many at once, since a sync each would take longer than
+        to fetch them, although that waits for what others wrote to the same filesystem too."""
+        if len(self._homes) > _SYNC_EACH and not ctypes.CDLL(None).syncfs(self._map):
+            return
+        for number in range(len(self._homes)):
+            with suppress(FileNotFoundError), (self.folder / str(number)).open("rb") as file:
+                os.fdatasync(file.fileno())
 
     def publish(self, record: bytes) -> Path:
         """Move the files to their names. Everything is verified and on the disk. Returns the record's

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 import tty
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ def answer_all(line: Any) -> None:
         try:
             value = eval(code, names) if verb == "ask" else exec(code, names)
             said = json.dumps({"value": value})
-        except Exception as error:
-            said = json.dumps({"error": repr(error)})
+        except Exception:
+            said = json.dumps({"error": traceback.format_exc()})
         line.write(f"{said}\n".encode())
 
 

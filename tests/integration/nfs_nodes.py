@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GANESHA = """
 NFS_CORE_PARAM {{ Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; }}
-NFSv4 {{ Graceless = true; Lease_Lifetime = 10; RecoveryRoot = "{folder}/recovery"; Only_Numeric_Owners = true; }}
+NFSv4 {{ Graceless = true; Lease_Lifetime = 10; RecoveryRoot = "{folder}/recovery"; }}
 EXPORT {{
     Export_Id = 1; Path = "{export}"; Pseudo = "/export"; Access_Type = RW; Squash = No_Root_Squash;
     SecType = sys; Protocols = 4; Transports = TCP; FSAL {{ Name = VFS; }}
@@ -50,10 +50,13 @@ class Server:
     linux: str
 
     @contextmanager
-    def node(self, number: int) -> Iterator[Node]:
-        """Boot a node (1, 2, …), which sees the export as /mnt."""
-        with _node(self, number) as node:
-            yield node
+    def boot(self, *numbers: int) -> Iterator[list[Node]]:
+        """Boot nodes (of 1, 2, …) at the same time. They see the export as /mnt."""
+        with ExitStack() as stack:
+            nodes = [stack.enter_context(_node(self, number)) for number in numbers]
+            for node in nodes:
+                assert node.end() == "ready"
+            yield nodes
 
 
 class Node:
@@ -84,10 +87,11 @@ class Node:
         return answer["value"]
 
     def pause(self) -> None:
-        os.killpg(self.process.pid, signal.SIGSTOP)
+        """Stop the kernel, and with it all that its processes ask of it."""
+        self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Pull the plug."""
@@ -173,9 +177,7 @@ def _node(server: Server, number: int) -> Iterator[Node]:
         log.open("wb") as said,
         _running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said) as process,
     ):
-        node = Node(process, log)
-        assert node.end() == "ready"
-        yield node
+        yield Node(process, log)
 
 
 @contextmanager

@@ -166,14 +166,14 @@ class Lease:
         """Whether the record is there: opened, because NFS may answer a stat from memory."""
         try:
             handle = os.open(self._record, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.fstat(handle).st_nlink > 0
+            finally:
+                os.close(handle)
         except OSError as error:
             if error.errno in seat.GONE:
                 return False
             raise self._lost(f"cannot be read: {error.strerror}") from error
-        try:
-            return os.fstat(handle).st_nlink > 0
-        finally:
-            os.close(handle)
 
     def _lost(self, why: str) -> LeaseLostError:
         return LeaseLostError(

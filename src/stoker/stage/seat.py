@@ -82,14 +82,16 @@ def look(folder: int) -> View | None:
 def found(path: Path, owner: Owner) -> bool:
     """Sit down where nobody has a seat; False if another was quicker."""
     new = path.with_name(f"{path.name}.{owner.token}{_NEW}")
+    won = False
     try:
         new.mkdir(parents=True)
         with opened(new) as folder:
-            if folder is None or not _furnish(folder, owner):
-                return False
-        return _rename_folder(new, path, seat=_seat(owner))
+            won = folder is not None and _furnish(folder, owner)
+        won = won and _rename_folder(new, path, seat=_seat(owner))
     finally:
-        _discard(new)
+        if not won:
+            _discard(new)
+    return won
 
 
 def take_over(folder: int, view: View, owner: Owner) -> bool:
@@ -147,14 +149,6 @@ def remove_leftovers(path: Path) -> None:
         for new in path.parent.glob(f"*{_NEW}"):
             if new.name.startswith(f"{path.name}.") or _is_abandoned(new):
                 _discard(new)
-
-
-def _discard(new: Path) -> None:
-    """Remove a founder's folder, whoever else does so at this moment."""
-    with suppress(OSError), opened(new) as folder:
-        if folder is not None:
-            remove(folder, os.listdir(folder))
-            new.rmdir()
 
 
 def record_name(token: str) -> str:
@@ -237,6 +231,19 @@ def _rename_seat(folder: int, old: str, new: str) -> bool:
             raise
         return error.errno == errno.ENOENT and new in os.listdir(folder)  # done, but the answer was lost
     return True
+
+
+def _discard(new: Path) -> None:
+    """Remove a founder's folder, whoever else does so at this moment.
+
+    Only the files that it was made with: an NFS client that remembers the name for longer than it holds
+    would open by it the lease that the folder has become.
+    """
+    token = new.name.removesuffix(_NEW).rpartition(".")[2]
+    with suppress(OSError), opened(new) as folder:
+        if folder is not None:
+            remove(folder, (record_name(token), f"seat-1-{token}"))
+            new.rmdir()
 
 
 def _is_abandoned(new: Path) -> bool:

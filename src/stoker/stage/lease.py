@@ -119,7 +119,7 @@ class Lease:
         self.previous_is_dead = previous_is_dead
         self._record = path / seat.record_name(owner.token)
         self._renewed_at = _now()
-        self._is_over = False
+        self.is_over = False  # released, or found to be lost
         self._heart = _Heart.of(path)
         self._heart.add(self)
 
@@ -136,7 +136,7 @@ class Lease:
         """Raise LeaseLostError unless the lease is still ours. Call it before every visible step."""
         if self.owner.pid != os.getpid():
             raise self._lost("belongs to the process that forked this one")
-        if self._is_over or not self._exists():
+        if self.is_over or not self._exists():
             raise self._lost("was released or taken over")
         if _now() - self._renewed_at > self.owner.ttl_s and not self.renew():
             raise self._lost(f"could not be renewed for {self.owner.ttl_s:g} s")
@@ -148,7 +148,7 @@ class Lease:
             # successor removes would live on as `.nfs…` and keep the folder from being removed.
             os.utime(self._record, ns=(time.time_ns(),) * 2)
         except OSError as error:
-            self._is_over = self._is_over or error.errno in seat.GONE
+            self.is_over = self.is_over or error.errno in seat.GONE
             return False
         self._renewed_at = _now()
         return True
@@ -157,7 +157,7 @@ class Lease:
         """Give the lease back, leaving nothing; safe to call twice, and after it was lost."""
         if self.owner.pid != os.getpid():
             return
-        self._is_over = True
+        self.is_over = True
         self._heart.remove(self)
         with named_errors("release the lease", self.path):
             seat.leave(self.path, self.owner)
@@ -166,14 +166,14 @@ class Lease:
         """Whether the record is there: opened, because NFS may answer a stat from memory."""
         try:
             handle = os.open(self._record, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.fstat(handle).st_nlink > 0
+            finally:
+                os.close(handle)
         except OSError as error:
             if error.errno in seat.GONE:
                 return False
             raise self._lost(f"cannot be read: {error.strerror}") from error
-        try:
-            return os.fstat(handle).st_nlink > 0
-        finally:
-            os.close(handle)
 
     def _lost(self, why: str) -> LeaseLostError:
         return LeaseLostError(
@@ -223,7 +223,8 @@ class _Heart:
 
     def _beat(self) -> None:
         while lease := self._next():
-            lease.renew()
+            if not lease.renew() and lease.is_over:
+                self.remove(lease)
 
     def _next(self) -> Lease | None:
         """The lease to renew now, once there is one; None when the last was released."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -83,14 +82,16 @@ def look(folder: int) -> View | None:
 def found(path: Path, owner: Owner) -> bool:
     """Sit down where nobody has a seat; False if another was quicker."""
     new = path.with_name(f"{path.name}.{owner.token}{_NEW}")
+    won = False
     try:
         new.mkdir(parents=True)
         with opened(new) as folder:
-            if folder is None or not _furnish(folder, owner):
-                return False
-        return _rename_folder(new, path, seat=_seat(owner))
+            won = folder is not None and _furnish(folder, owner)
+        won = won and _rename_folder(new, path, seat=_seat(owner))
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        if not won:
+            _discard(new)
+    return won
 
 
 def take_over(folder: int, view: View, owner: Owner) -> bool:
@@ -144,9 +145,10 @@ def remove_leftovers(path: Path) -> None:
 
     Whoever still works in one has lost, or finds it gone and tries again.
     """
-    for new in path.parent.glob(f"*{_NEW}"):
-        if new.name.startswith(f"{path.name}.") or _is_abandoned(new):
-            shutil.rmtree(new, ignore_errors=True)
+    with suppress(OSError):
+        for new in path.parent.glob(f"*{_NEW}"):
+            if new.name.startswith(f"{path.name}.") or _is_abandoned(new):
+                _discard(new)
 
 
 def record_name(token: str) -> str:
@@ -180,14 +182,14 @@ def _read_record(folder: int, token: str) -> tuple[Owner | None, int]:
     """An owner and its last heartbeat, as the server has them now: open() asks it, stat() may not."""
     try:
         handle = os.open(record_name(token), os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            return Owner.from_json(os.read(handle, 1 << 16)), os.fstat(handle).st_mtime_ns
+        finally:
+            os.close(handle)
     except OSError as error:
         if error.errno not in GONE:
             raise
         return None, 0
-    try:
-        return Owner.from_json(os.read(handle, 1 << 16)), os.fstat(handle).st_mtime_ns
-    finally:
-        os.close(handle)
 
 
 def _furnish(folder: int, owner: Owner) -> bool:
@@ -217,7 +219,7 @@ def _rename_folder(new: Path, path: Path, *, seat: str) -> bool:
     except OSError as error:
         if error.errno not in (*GONE, *_IN_USE):
             raise
-        return error.errno in GONE and (path / seat).exists()  # done, but the answer was lost
+        return error.errno in GONE and os.path.lexists(path / seat)  # done, but the answer was lost
     return True
 
 
@@ -229,6 +231,19 @@ def _rename_seat(folder: int, old: str, new: str) -> bool:
             raise
         return error.errno == errno.ENOENT and new in os.listdir(folder)  # done, but the answer was lost
     return True
+
+
+def _discard(new: Path) -> None:
+    """Remove a founder's folder, whoever else does so at this moment.
+
+    Only the files that it was made with: an NFS client that remembers the name for longer than it holds
+    would open by it the lease that the folder has become.
+    """
+    token = new.name.removesuffix(_NEW).rpartition(".")[2]
+    with suppress(OSError), opened(new) as folder:
+        if folder is not None:
+            remove(folder, (record_name(token), f"seat-1-{token}"))
+            new.rmdir()
 
 
 def _is_abandoned(new: Path) -> bool:

@@ -40,7 +40,7 @@ class Client:
     def __init__(self, *, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         self._idle: dict[Endpoint, list[Connection]] = defaultdict(list)
-        self._endpoints: dict[tuple[str, str], Endpoint] = {}
+        self._endpoints: dict[str, Endpoint] = {}
         self._lock = threading.Lock()
 
     def connect(self, endpoint: Endpoint) -> Connection:
@@ -63,11 +63,10 @@ class Client:
         with self._lock:
             self._idle[endpoint].append(connection)
 
-    def endpoint(self, url: str) -> Endpoint:
-        parts = urlsplit(url)
-        root = (parts.scheme, parts.netloc)
+    def endpoint(self, address: Address) -> Endpoint:
+        root = address.root
         if root not in self._endpoints:
-            self._endpoints[root] = self._found(parts)
+            self._endpoints[root] = self._found(urlsplit(root))
         return self._endpoints[root]
 
     def __enter__(self) -> Client:
@@ -106,7 +105,7 @@ class Exchange:
         self.address = address
         self._client = client
         self._headers = headers
-        self._endpoint = client.endpoint(address.url)
+        self._endpoint = client.endpoint(address)
         self._connection = self._ask()
 
     def answer(self) -> Answer:
@@ -119,7 +118,7 @@ class Exchange:
             self.text()
             self.end()
             self.address = self.address.moved(location)
-            self._endpoint = self._client.endpoint(self.address.url)
+            self._endpoint = self._client.endpoint(self.address)
             self._connection = self._ask()
         raise StorageError(
             f"{self.address.url.partition('?')[0]} redirects without end", hint="check the URL in a browser"

@@ -35,6 +35,7 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     default_type application/octet-stream;
+    {settings}
     server {{
         listen 127.0.0.1:{port};
         root {root};
@@ -74,15 +75,17 @@ class S3Server:
 
 
 @contextmanager
-def serve(folder: Path, *, rclone: str, nginx: str) -> Iterator[S3Server]:
-    """Serve `folder/root` while the block runs."""
+def serve(folder: Path, *, rclone: str, nginx: str, settings: str = "") -> Iterator[S3Server]:
+    """Serve `folder/root` while the block runs; `settings` are further lines for nginx."""
     root = folder / "root"
     (root / "bucket").mkdir(parents=True)
     port, rclone_port = free_ports(2)
     config = folder / "nginx.conf"
     # Tests put files into the folder themselves: rclone may remember a listing for 10 ms (with none at
     # all it slows down a hundredfold).
-    config.write_text(NGINX.format(folder=folder, root=root, port=port, rclone_port=rclone_port))
+    config.write_text(
+        NGINX.format(folder=folder, root=root, port=port, rclone_port=rclone_port, settings=settings)
+    )
     with ExitStack() as stack:
         stack.enter_context(
             _running(

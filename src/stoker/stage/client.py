@@ -127,6 +127,10 @@ class Exchange:
     def read_into(self, view: memoryview) -> int:
         return self._connection.read_into(view)
 
+    def finish(self) -> bool:
+        """Whether the body ends here."""
+        return not self._connection.read_into(memoryview(bytearray(1)))
+
     def text(self) -> str:
         """The beginning of the body: what a refusal says."""
         view = memoryview(bytearray(4096))

@@ -6,6 +6,7 @@ connections are really reset, answers really cut.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -43,6 +44,7 @@ class FaultyProxy:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.requests: list[str] = []  # the heads of all requests for an object
+        self.tunnels: list[str] = []  # the heads of requests for a way through
         self.connections = 0
         self.port = self._listener.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -93,6 +95,11 @@ class FaultyProxy:
 
     def _relay(self, head: str, client: socket.socket, server: socket.socket) -> bool:
         """Pass on one request and its answer; False when the connection is of no more use."""
+        if head.startswith("CONNECT "):
+            self.tunnels.append(head)
+            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            _tunnel(client, server)
+            return False
         if not head.startswith("GET ") or "list-type=" in head.partition("\r\n")[0]:
             server.sendall(_with(head, "Connection: close").encode("latin-1"))
             while data := server.recv(1 << 16):
@@ -138,6 +145,17 @@ def faulty(upstream: str, faults: Callable[[int, str], Fault | None]) -> Iterato
         yield proxy
     finally:
         proxy.close()
+
+
+def _tunnel(one: socket.socket, other: socket.socket) -> None:
+    """Pass bytes both ways until one side ends."""
+    way = {one: other, other: one}
+    while True:
+        for ready in select.select([one, other], [], [])[0]:
+            data = ready.recv(1 << 16)
+            if not data:
+                return
+            way[ready].sendall(data)
 
 
 class _HungUp(Exception):

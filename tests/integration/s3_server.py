@@ -37,7 +37,7 @@ http {{
     default_type application/octet-stream;
     {settings}
     server {{
-        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{port}{tls};
         root {root};
         location / {{
             set $asked "$request_method $args";
@@ -75,7 +75,9 @@ class S3Server:
 
 
 @contextmanager
-def serve(folder: Path, *, rclone: str, nginx: str, settings: str = "") -> Iterator[S3Server]:
+def serve(
+    folder: Path, *, rclone: str, nginx: str, settings: str = "", tls: bool = False
+) -> Iterator[S3Server]:
     """Serve `folder/root` while the block runs; `settings` are further lines for nginx."""
     root = folder / "root"
     (root / "bucket").mkdir(parents=True)
@@ -84,7 +86,14 @@ def serve(folder: Path, *, rclone: str, nginx: str, settings: str = "") -> Itera
     # Tests put files into the folder themselves: rclone may remember a listing for 10 ms (with none at
     # all it slows down a hundredfold).
     config.write_text(
-        NGINX.format(folder=folder, root=root, port=port, rclone_port=rclone_port, settings=settings)
+        NGINX.format(
+            folder=folder,
+            root=root,
+            port=port,
+            rclone_port=rclone_port,
+            settings=settings,
+            tls=" ssl" if tls else "",
+        )
     )
     with ExitStack() as stack:
         stack.enter_context(
@@ -107,7 +116,8 @@ def serve(folder: Path, *, rclone: str, nginx: str, settings: str = "") -> Itera
             )
         )
         stack.enter_context(_running([nginx, "-p", str(folder), "-c", str(config)], port=port))
-        yield S3Server(root=root, endpoint=f"http://127.0.0.1:{port}")
+        place = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
+        yield S3Server(root=root, endpoint=place)
 
 
 def free_ports(count: int) -> list[int]:

@@ -116,7 +116,7 @@ class Exchange:
             if answer.status not in _REDIRECTS or not location:
                 return answer
             self.text()
-            self.end()
+            self.close()
             self.address = self.address.moved(location)
             self._endpoint = self._client.endpoint(self.address)
             self._connection = self._ask()
@@ -146,7 +146,7 @@ class Exchange:
     def interrupt(self) -> None:
         self._connection.interrupt()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Keep the connection if the answer was read to its end; it is of no more use otherwise."""
         if self._connection.reusable:
             self._client.keep(self._endpoint, self._connection)

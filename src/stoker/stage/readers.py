@@ -38,7 +38,7 @@ class Reader(Protocol):
     def read_into(self, view: memoryview) -> int: ...
     def finish(self) -> bool: ...
     def interrupt(self) -> None: ...
-    def end(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def open_range(source: Source, start: int, stop: int, *, client: Client, book: A
     try:
         hear(source, exchange, start, stop)
     except BaseException:
-        exchange.end()
+        exchange.close()
         raise
     return exchange
 
@@ -158,7 +158,7 @@ class LocalReader:
     def interrupt(self) -> None:
         """A read of a mounted filesystem ends when it ends."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         os.close(self._handle)
 
     def _read(self, view: memoryview) -> int:
@@ -199,5 +199,5 @@ class StoreReader:
     def interrupt(self) -> None:
         """A slice is short enough to wait for."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing is held between two slices."""

@@ -123,7 +123,7 @@ class Course:
     def leave(self, reader: Reader) -> None:
         with self._means.lock:
             self._readers.discard(reader)
-        reader.end()
+        reader.close()
 
 
 class FileTransfer:

@@ -25,7 +25,7 @@ daemon off;
 master_process off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
-events {{ worker_connections 256; }}
+events {{ worker_connections 1024; }}
 http {{
     access_log {folder}/access.log;
     client_max_body_size 0;

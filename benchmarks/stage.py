@@ -34,8 +34,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "integration")]
 import s3_server  # noqa: E402 - the server that the tests use
-from prepare import PeakWatch  # noqa: E402
 
+from prepare import PeakWatch  # noqa: E402
 from stoker.formats.checksums import hash_file  # noqa: E402
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest  # noqa: E402
 from stoker.storage import LocalStore  # noqa: E402

@@ -116,8 +116,7 @@ def serve(
             )
         )
         stack.enter_context(_running([nginx, "-p", str(folder), "-c", str(config)], port=port))
-        place = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
-        yield S3Server(root=root, endpoint=place)
+        yield S3Server(root=root, endpoint=f"http://127.0.0.1:{port}")
 
 
 def free_ports(count: int) -> list[int]:

@@ -195,7 +195,7 @@ def secured(s3: S3Server, certificate: Path, require_binary: Any, tmp_path: Path
     programs = {"rclone": require_binary("rclone"), "nginx": require_binary("nginx")}
     with serve(tmp_path, **programs, settings=settings, tls=True) as server:
         (server.root / "bucket" / "x").write_bytes(b"s" * 3_000_000)
-        yield server.endpoint
+        yield server.endpoint.replace("http://127.0.0.1", "https://localhost")
 
 
 def test_a_secured_connection_trusts_named_authorities(

@@ -25,7 +25,7 @@ daemon off;
 master_process off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
-events {{ worker_connections 256; }}
+events {{ worker_connections 1024; }}
 http {{
     access_log {folder}/access.log;
     client_max_body_size 0;
@@ -35,8 +35,9 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     default_type application/octet-stream;
+    {settings}
     server {{
-        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{port}{tls};
         root {root};
         location / {{
             set $asked "$request_method $args";
@@ -74,15 +75,26 @@ class S3Server:
 
 
 @contextmanager
-def serve(folder: Path, *, rclone: str, nginx: str) -> Iterator[S3Server]:
-    """Serve `folder/root` while the block runs."""
+def serve(
+    folder: Path, *, rclone: str, nginx: str, settings: str = "", tls: bool = False
+) -> Iterator[S3Server]:
+    """Serve `folder/root` while the block runs; `settings` are further lines for nginx."""
     root = folder / "root"
     (root / "bucket").mkdir(parents=True)
     port, rclone_port = free_ports(2)
     config = folder / "nginx.conf"
     # Tests put files into the folder themselves: rclone may remember a listing for 10 ms (with none at
     # all it slows down a hundredfold).
-    config.write_text(NGINX.format(folder=folder, root=root, port=port, rclone_port=rclone_port))
+    config.write_text(
+        NGINX.format(
+            folder=folder,
+            root=root,
+            port=port,
+            rclone_port=rclone_port,
+            settings=settings,
+            tls=" ssl" if tls else "",
+        )
+    )
     with ExitStack() as stack:
         stack.enter_context(
             running(

@@ -34,6 +34,10 @@ def pin_line(version: str) -> str:
     return ""  # a weak ETag never matches, a hub's hash and an mtime mean nothing to a web server
 
 
+def is_etag(version: str) -> bool:
+    return version.startswith(('"', 'W/"'))
+
+
 def range_line(start: int, stop: int) -> str:
     return f"Range: bytes={start}-{stop - 1}\r\n"
 
@@ -46,8 +50,8 @@ def version_of(answer: Answer) -> str:
 def total_bytes(answer: Answer) -> int | None:
     """The size of the whole file, where the answer says it."""
     text = answer.headers.get("content-range", "").rpartition("/")[2]
-    if answer.status == 200:
-        text = answer.headers.get("content-length", "")
+    if answer.status == 200:  # with chunks a length, if there is one, is not the body's
+        text = "" if "transfer-encoding" in answer.headers else answer.headers.get("content-length", "")
     return int(text) if text.isdigit() else None
 
 
@@ -56,7 +60,7 @@ def check_facts(answer: Answer, *, url: str, bytes: int, version: str, start: in
     size, now = total_bytes(answer), version_of(answer)
     if size is not None and size != bytes:
         raise changed(url, f"it has {size:,} bytes now and had {bytes:,}")
-    if version.startswith(('"', 'W/"')) and now.startswith(('"', 'W/"')) and now != version:
+    if is_etag(version) and is_etag(now) and now != version:
         raise changed(url, f"its ETag is {now} now and was {version}")
     found = re.match(r"bytes (\d+)-", answer.headers.get("content-range", ""))
     if answer.status == 206 and found and int(found[1]) != start:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stoker.stage.answers import Busy, DeniedError, changed
+from stoker.stage.answers import Busy, DeniedError
 from stoker.stage.client import Exchange
 from stoker.stage.http import NetworkError
-from stoker.stage.readers import Reader, Source, ask, hear, open_range, renew
+from stoker.stage.readers import Reader, Source, ask, finish, hear, open_range, read_slice, renew
 from stoker.stage.transfer import Abandoned, Course, Lane, Means
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ class BatchTransfer:
         if isinstance(reader, Exchange):
             hear(source, reader, 0, count)
         view = lane.buffer(count)
-        if reader.read_into(view) < count:
-            raise changed(source.file.url, "the server's answer is too short")
+        read_slice(source, reader, view)
+        finish(source, reader)
         if self.course.error:
             raise Abandoned
         return view

@@ -40,7 +40,7 @@ class Client:
     def __init__(self, *, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         self._idle: dict[Endpoint, list[Connection]] = defaultdict(list)
-        self._endpoints: dict[tuple[str, str], Endpoint] = {}
+        self._endpoints: dict[str, Endpoint] = {}
         self._lock = threading.Lock()
 
     def connect(self, endpoint: Endpoint) -> Connection:
@@ -63,11 +63,10 @@ class Client:
         with self._lock:
             self._idle[endpoint].append(connection)
 
-    def endpoint(self, url: str) -> Endpoint:
-        parts = urlsplit(url)
-        root = (parts.scheme, parts.netloc)
+    def endpoint(self, address: Address) -> Endpoint:
+        root = address.root
         if root not in self._endpoints:
-            self._endpoints[root] = self._found(parts)
+            self._endpoints[root] = self._found(urlsplit(root))
         return self._endpoints[root]
 
     def __enter__(self) -> Client:
@@ -106,7 +105,7 @@ class Exchange:
         self.address = address
         self._client = client
         self._headers = headers
-        self._endpoint = client.endpoint(address.url)
+        self._endpoint = client.endpoint(address)
         self._connection = self._ask()
 
     def answer(self) -> Answer:
@@ -117,9 +116,9 @@ class Exchange:
             if answer.status not in _REDIRECTS or not location:
                 return answer
             self.text()
-            self.end()
+            self.close()
             self.address = self.address.moved(location)
-            self._endpoint = self._client.endpoint(self.address.url)
+            self._endpoint = self._client.endpoint(self.address)
             self._connection = self._ask()
         raise StorageError(
             f"{self.address.url.partition('?')[0]} redirects without end", hint="check the URL in a browser"
@@ -127,6 +126,10 @@ class Exchange:
 
     def read_into(self, view: memoryview) -> int:
         return self._connection.read_into(view)
+
+    def finish(self) -> bool:
+        """Whether the body ends here."""
+        return not self._connection.read_into(memoryview(bytearray(1)))
 
     def text(self) -> str:
         """The beginning of the body: what a refusal says."""
@@ -143,7 +146,7 @@ class Exchange:
     def interrupt(self) -> None:
         self._connection.interrupt()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Keep the connection if the answer was read to its end; it is of no more use otherwise."""
         if self._connection.reusable:
             self._client.keep(self._endpoint, self._connection)

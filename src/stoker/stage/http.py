@@ -7,12 +7,14 @@ parser, which costs more than the 64 KiB object that follows it.
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass, field
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin
 
 HEAD_BYTES = 16 << 10  # the most that nginx and S3 themselves take as a head
-_SAFE = "/%:@!$&'()*+,;=~?"  # what may stand in a request's target as it is
+_SAFE = "/%:@!$&'()*+,;=~?"  # what may stand in a request's target as it is, beside letters and digits
+_FIT = re.compile(rf"[\w.\-{re.escape(_SAFE)}]+", re.ASCII).fullmatch
 
 
 class NetworkError(Exception):
@@ -30,11 +32,23 @@ class Address:
     url: str
     headers: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def root(self) -> str:
+        """`https://host:port`, which tells connections apart."""
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
+    @property
+    def target(self) -> str:
+        """What stands in a request. A signed URL is fit for it; one that a user wrote may not be."""
+        target = self.url[len(self.root) :].partition("#")[0] or "/"
+        return target if _FIT(target) else quote(target, safe=_SAFE)
+
     def moved(self, location: str) -> Address:
         """Where a redirect leads. Another host is not told what this one was (a hub's token)."""
         url = urljoin(self.url, location)
-        same = urlsplit(url)[:2] == urlsplit(self.url)[:2]
-        return Address(url=url, headers=self.headers if same else ())
+        there = Address(url=url)
+        return Address(url=url, headers=self.headers) if there.root == self.root else there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +79,11 @@ class Connection:
 
     def send(self, address: Address, headers: str) -> None:
         """Ask for what the address names; `headers` are whole lines."""
-        parts = urlsplit(address.url)
-        query = f"?{quote(parts.query, safe=_SAFE)}" if parts.query else ""
-        target = f"{self._absolute}{quote(parts.path or '/', safe=_SAFE)}{query}"
+        host = address.root.partition("://")[2].rpartition("@")[2]
         own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         self.reusable = False
         request = (
-            f"GET {target} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
+            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {host}\r\n"
             f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
         )
         try:

@@ -6,18 +6,26 @@ files there are and what their xxh3 is. Everything else is known by what its ser
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import StorageError, UsageError
-from stoker.stage.answers import Busy, refuse, total_bytes, version_of
+from stoker.stage.answers import Busy, range_line, refuse, total_bytes, version_of
 from stoker.stage.client import Client, Exchange
-from stoker.stage.http import Address, NetworkError
+from stoker.stage.http import Address, Answer, NetworkError
+from stoker.stage.pace import backoff_s
 from stoker.storage import Entry, Store, is_local, join_url, local_path, open_store, split_url, url_scheme
 
 _MANIFEST = "manifest.json"  # stoker.manifest.NAME; that module brings numpy, and most URLs need neither
+_TRIES = 4  # over some three seconds: a listing that fails is soon told, a download is patient
 _LONGEST_NAME = 255  # bytes, on every filesystem we know
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,34 +195,44 @@ def _resolve_web(url: str) -> Collection:
 
 def _get_manifest(client: Client, url: str) -> bytes:
     """The manifest, if this is one: many servers answer any address with some page."""
-    exchange = Exchange(client, Address(url=url))
-    try:
-        data = exchange.body() if exchange.answer().status == 200 else b""
-    except NetworkError as error:
-        raise StorageError(f"cannot read {url}: {error}", hint="check the address and the network") from error
-    finally:
-        exchange.end()
+
+    def read(answer: Answer, exchange: Exchange) -> bytes:
+        return exchange.body() if answer.status == 200 else b""
+
+    data = _ask(client, url, read)
     return data if data.lstrip().startswith(b"{") else b""
 
 
 def _get_facts(client: Client, url: str) -> RemoteFile:
     """Ask for one byte, since a link signed for GET refuses HEAD: the answer says size and version."""
-    file = RemoteFile(name=_name_in(url), url=url, bytes=0)
-    exchange = Exchange(client, Address(url=url), headers="Range: bytes=0-0\r\n")
-    try:
-        answer = exchange.answer()
-        if answer.status != 416:  # no byte there: an empty file
+
+    def read(answer: Answer, exchange: Exchange) -> Answer:
+        if answer.status not in (200, 206, 416):  # 416: no byte there, an empty file
             refuse(answer, exchange.text(), url=url)
-    except (NetworkError, Busy) as error:
-        raise StorageError(f"cannot read {url}: {error}", hint="check the address and the network") from error
-    finally:
-        exchange.end()
+        return answer
+
+    answer = _ask(client, url, read, headers=range_line(0, 1))
     size = total_bytes(answer)
     if size is None:
         raise StorageError(
             f"{url} does not say how large it is", hint="only a file with a Content-Length can be staged"
         )
-    return replace(file, bytes=size, version=version_of(answer))
+    return RemoteFile(name=_name_in(url), url=url, bytes=size, version=version_of(answer))
+
+
+def _ask(client: Client, url: str, read: Callable[[Answer, Exchange], _Read], *, headers: str = "") -> _Read:
+    """Ask, and ask again a few times where that may help."""
+    tries = 0
+    while True:
+        try:
+            with closing(Exchange(client, Address(url=url), headers=headers)) as exchange:
+                return read(exchange.answer(), exchange)
+        except (NetworkError, Busy) as error:
+            if tries == _TRIES:
+                hint = "check the address and the network"
+                raise StorageError(f"cannot read {url}: {error}", hint=hint) from error
+        time.sleep(backoff_s(tries, luck=random.random()))
+        tries += 1
 
 
 def _name_in(url: str) -> str:

@@ -36,7 +36,8 @@ class Pace:
         self.lanes = lanes or min(START_LANES, self.most)
         self._fixed = bool(lanes)
         self._before = self.lanes  # what to go back to if more lanes brought nothing
-        self._best = 0.0
+        self._best = 0.0  # what more lanes must beat; 0 = nothing is known, so try
+        self._rate = 0.0
         self._bytes = 0
         self._opened = now
         self._hold_until = self._slowed = now - _CALM_S
@@ -58,19 +59,20 @@ class Pace:
     def range_bytes(self, left: int) -> int:
         """How much the next request should ask for of what is left: a second's worth, and towards the
         end so little that all lanes finish together."""
-        second = self._best / self.lanes * RANGE_S if self._best else 2 * LEAST_RANGE_BYTES
+        second = self._rate / self.lanes * RANGE_S if self._rate else 2 * LEAST_RANGE_BYTES
         share = left / (2 * self.lanes)
         size = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, min(second, share)))
         return int(size) // SLICE_BYTES * SLICE_BYTES
 
     def _judge(self, rate: float, now: float) -> None:
+        self._rate = rate
         if self._fixed or now < self._hold_until:
-            self._best = max(self._best, rate)
-        elif rate > self._best * _GROWTH:
+            return
+        if rate > self._best * _GROWTH:
             self._best, self._before = rate, self.lanes
             self.lanes = min(self.most, self.lanes + max(1, self.lanes // 2))
         else:
-            self.lanes, self._best = self._before, rate
+            self.lanes, self._best = self._before, 0.0
             self._hold_until = now + _HOLD_S
 
 

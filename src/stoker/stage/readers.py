@@ -15,6 +15,7 @@ from stoker.stage.answers import (
     DeniedError,
     changed,
     check_facts,
+    is_etag,
     pin_line,
     range_line,
     refuse,
@@ -35,8 +36,9 @@ class Reader(Protocol):
     """Bytes in their order, from where the run begins."""
 
     def read_into(self, view: memoryview) -> int: ...
+    def finish(self) -> bool: ...
     def interrupt(self) -> None: ...
-    def end(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -59,6 +61,17 @@ class Source:
         return self.address.url.startswith(("http://", "https://"))
 
 
+def read_slice(source: Source, reader: Reader, view: memoryview) -> None:
+    if reader.read_into(view) < len(view):
+        raise changed(source.file.url, "the server's answer is too short")
+
+
+def finish(source: Source, reader: Reader) -> None:
+    """What was asked for is read: a server that said no length may have more."""
+    if not reader.finish():
+        raise changed(source.file.url, "the server's answer is too long")
+
+
 def open_range(source: Source, start: int, stop: int, *, client: Client, book: AddressBook) -> Reader:
     """A reader of these bytes; of the whole file from its beginning where a server has no ranges."""
     if is_local(source.address.url):
@@ -69,7 +82,7 @@ def open_range(source: Source, start: int, stop: int, *, client: Client, book: A
     try:
         hear(source, exchange, start, stop)
     except BaseException:
-        exchange.end()
+        exchange.close()
         raise
     return exchange
 
@@ -109,8 +122,9 @@ def _needs_range(source: Source, start: int, stop: int) -> bool:
 
 
 def _pinned(known: str, said: str) -> str:
-    """The version to insist on: the one we came for, or else what the first answer was."""
-    return known if pin_line(known) or known.startswith("W/") else said
+    """The version to insist on: an ETag we came for, or else what the first answer says; it was given
+    for the time of change that we came for, and an ETag tells two changes within a second apart."""
+    return said if is_etag(said) and not is_etag(known) else known or said
 
 
 class LocalReader:
@@ -138,10 +152,13 @@ class LocalReader:
         self._check()
         return got
 
+    def finish(self) -> bool:
+        return True
+
     def interrupt(self) -> None:
         """A read of a mounted filesystem ends when it ends."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         os.close(self._handle)
 
     def _read(self, view: memoryview) -> int:
@@ -176,8 +193,11 @@ class StoreReader:
         self._at += len(data)
         return len(data)
 
+    def finish(self) -> bool:
+        return True
+
     def interrupt(self) -> None:
         """A slice is short enough to wait for."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing is held between two slices."""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from stoker.errors import StorageError
 from stoker.stage.address import AddressBook
-from stoker.stage.answers import Busy, DeniedError, changed
+from stoker.stage.answers import Busy, DeniedError
 from stoker.stage.client import Client
 from stoker.stage.http import NetworkError, NetworkTimeout
 from stoker.stage.pace import SLICE_BYTES, Bucket, Pace, backoff_s
-from stoker.stage.readers import Reader, Source, open_range, renew
+from stoker.stage.readers import Reader, Source, finish, open_range, read_slice, renew
 
 if TYPE_CHECKING:
     from stoker.stage.origin import RemoteFile
@@ -123,7 +123,7 @@ class Course:
     def leave(self, reader: Reader) -> None:
         with self._means.lock:
             self._readers.discard(reader)
-        reader.end()
+        reader.close()
 
 
 class FileTransfer:
@@ -176,6 +176,7 @@ class FileTransfer:
                     view = self._read(reader, end - start, lane)
                     self._write(start, view)
                     at = end
+                finish(self._source, reader)
         finally:
             self._put_back((at, stop))
 
@@ -202,8 +203,7 @@ class FileTransfer:
     def _read(self, reader: Reader, count: int, lane: Lane) -> memoryview:
         self.course.wait_for_rate(count)
         view = lane.buffer(count)
-        if reader.read_into(view) < count:
-            raise changed(self._source.file.url, "the server's answer is too short")
+        read_slice(self._source, reader, view)
         return view
 
     def _write(self, offset: int, view: memoryview) -> None:

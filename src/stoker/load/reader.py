@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,12 @@ class Files(Protocol):
     reading threads."""
 
     def local_path(self, name: str) -> Path: ...
+
+
+class Pump(Protocol):
+    """What reads from an open file to somewhere else, in a reading thread."""
+
+    def pump(self, file: int, offset: int, target: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class ShardReader:
             raise UsageError(f"reader={engine!r} is unknown", hint=f"use one of {', '.join(ENGINES)}")
         self._engine = ENGINES[engine]()
         self._files, self._sizes, self._digests = files, sizes, digests
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self.skips = on_corrupt == "skip"
         self._good = {name: np.zeros(len(blocks), bool) for name, blocks in digests.items()}
         self._bad: dict[str, set[int]] = {}
@@ -88,19 +95,46 @@ class ShardReader:
             self._read_bytes(name, handle, start, out)
             if not len(self._digests[name]):
                 return []
-            first, last = start // self._block_bytes, (start + len(out) - 1) // self._block_bytes
+            first, last = start // self.block_bytes, (start + len(out) - 1) // self.block_bytes
             for block in (first + np.flatnonzero(~self._good[name][first : last + 1])).tolist():
                 self._verify(name, handle, block, start, out)
         return self._bad_parts(name, start, len(out)) if name in self._bad else []
 
-    def path_if_verified(self, name: str, start: int, stop: int) -> Path | None:
-        """The file, if all blocks of this stretch have been found good."""
-        first, last = start // self._block_bytes, (stop - 1) // self._block_bytes
-        return self._files.local_path(name) if self._good[name][first : last + 1].all() else None
+    def stretches(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Where the blocks of a stretch are verified, and, one by one, those that are not yet."""
+        size = self.block_bytes
+        while start < stop:
+            good = self._good[name][start // size : -(-stop // size)]
+            verified = len(good) if good.all() else int(np.argmin(good))
+            end = min(stop, (start // size + max(1, verified)) * size)
+            yield start, end, verified > 0
+            start = end
+
+    def read_block(self, name: str, offset: int, stage: Bytes) -> tuple[bool, int]:
+        """Read and verify the block around an offset; whether it is good, and where in it the offset is."""
+        block, lead = divmod(offset, self.block_bytes)
+        begin = offset - lead
+        whole = stage[: min(self.block_bytes, self._sizes[name] - begin)]
+        with self._opened(name) as handle:
+            self._read_bytes(name, handle, begin, whole)
+        return self._judge(name, block, whole), lead
+
+    def pump(self, name: str, offset: int, ring: Pump, target: Any) -> None:
+        """Let a ring read verified bytes by itself, where the engine's handles are open files."""
+        with self._opened(name) as handle:
+            try:
+                ring.pump(handle, offset, target)
+            except EOFError:
+                self._unreadable(name, "has become shorter while it was read")
+            except OSError as error:
+                self._unreadable(name, f"cannot be read at byte {offset:,}: {error.strerror}")
+
+    def path(self, name: str) -> Path:
+        return self._files.local_path(name)
 
     def _verify(self, name: str, handle: Any, block: int, start: int, out: Bytes) -> None:
-        begin = block * self._block_bytes
-        end = min(begin + self._block_bytes, self._sizes[name])
+        begin = block * self.block_bytes
+        end = min(begin + self.block_bytes, self._sizes[name])
         inside = out[max(0, begin - start) : end - start]
         whole = inside
         if len(inside) < end - begin:
@@ -109,10 +143,15 @@ class ShardReader:
             # what is handed on must be the very bytes that were verified
             from_start = max(start - begin, 0)
             inside[:] = whole[from_start : from_start + len(inside)]
-        if xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block]):
+        self._judge(name, block, whole)
+
+    def _judge(self, name: str, block: int, whole: Bytes) -> bool:
+        is_good = xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block])
+        if is_good:
             self._good[name][block] = True
         else:
             self._mark_bad(name, block)
+        return is_good
 
     def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> None:
         try:
@@ -126,10 +165,8 @@ class ShardReader:
             self._unreadable(name, f"cannot be read at byte {start:,}: {error.strerror}")
 
     def _mark_bad(self, name: str, block: int) -> None:
-        at = block * self._block_bytes
-        problem = (
-            f"{name}: block {block} (bytes {at:,} to {at + self._block_bytes:,}) differs from its digest"
-        )
+        at = block * self.block_bytes
+        problem = f"{name}: block {block} (bytes {at:,} to {at + self.block_bytes:,}) differs from its digest"
         with self._lock:
             if block in self._bad.setdefault(name, set()):
                 return
@@ -145,7 +182,7 @@ class ShardReader:
         # the digests will not match what is in the buffer, which marks the blocks as bad
 
     def _bad_parts(self, name: str, start: int, length: int) -> list[tuple[int, int]]:
-        size = self._block_bytes
+        size = self.block_bytes
         parts = ((b * size - start, (b + 1) * size - start) for b in sorted(self._bad[name]))
         return [(max(0, a), min(length, z)) for a, z in parts if a < length and z > 0]
 

@@ -188,8 +188,10 @@ class Loader:
         self.close()
 
     def _open(self, source: Source, files: Files | None) -> Dataset:
-        # cuFile reads what has been verified; the first, verifying read is an ordinary one
-        engine = "pread" if self.options.reader == "cufile" else self.options.reader
+        # cuFile reads what has been verified; the first, verifying read is an ordinary one. On the way to a
+        # device a memory map is of no use.
+        ordinary = ("cufile", "mmap") if self.options.device else ("cufile",)
+        engine = "pread" if self.options.reader in ordinary else self.options.reader
         return open_dataset(source, files=files, engine=engine, on_corrupt=self.options.on_corrupt)
 
     def _build(self) -> None:

@@ -38,7 +38,7 @@ def make_preload(kind: str, *, ttl_s: float, keep: bool = False) -> Preload:
     if kind == "page-cache":
         return PageCache()
     if kind == "shm":
-        return Shm(_shm_folder(), ttl_s=ttl_s, keep=keep)
+        return Shm(shm_folder(), ttl_s=ttl_s, keep=keep)
     return OnDisk()
 
 
@@ -107,7 +107,7 @@ def available_bytes() -> int:
     return 0
 
 
-def _shm_folder() -> Path:
+def shm_folder() -> Path:
     return Path(f"/dev/shm/stoker-cache-{os.getuid()}")
 
 

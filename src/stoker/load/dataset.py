@@ -59,14 +59,14 @@ def open_dataset(source: Source, *, files: Files | None, engine: str, on_corrupt
     """A folder, a URL whose files `files` brings near, or an object that knows where its files lie."""
     if not isinstance(source, (str, Path)):
         files = source
-        source = _brought(files)
+        source = brought(files)
     elif files is None:
         if not is_local(source):
             raise UsageError(
                 f"{source} is not on this machine", hint="stage it first, or let `stoker.feed` do so"
             )
         files = Folder(local_path(source))
-    manifest, digests = _read_books(source, files)
+    manifest, digests = read_books(source, files)
     reader = ShardReader(
         files,
         sizes={file.name: file.bytes for file in manifest.files()},
@@ -78,13 +78,13 @@ def open_dataset(source: Source, *, files: Files | None, engine: str, on_corrupt
     return Dataset(name=str(source), manifest=manifest, reader=reader)
 
 
-def _brought(files: Files) -> Path:
+def brought(files: Files) -> Path:
     """The folder in which the manifest and the digests now lie."""
     files.local_path(BLOCKS_NAME)
     return files.local_path(NAME).parent
 
 
-def _read_books(
+def read_books(
     source: str | Path, files: Files
 ) -> tuple[Manifest, dict[str, np.ndarray[Any, np.dtype[np.uint64]]]]:
     """The manifest and the block digests; damaged ones are brought again where that is possible."""

@@ -113,6 +113,11 @@ class ShardReader:
 
     def read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         """Fill `out` with the bytes from `start` on; the stretches of it that are damaged (by policy)."""
+        while True:
+            with suppress(_BroughtAgainError):
+                return self._read(name, start, out)
+
+    def _read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         with self._opened(name) as handle:
             self._read_bytes(name, handle, start, out)
             if not len(self._digests[name]):
@@ -137,9 +142,11 @@ class ShardReader:
         block, lead = divmod(offset, self.block_bytes)
         begin = offset - lead
         whole = stage[: min(self.block_bytes, self._sizes[name] - begin)]
-        with self._opened(name) as handle:
-            self._read_bytes(name, handle, begin, whole)
-        return self._judge(name, block, whole), lead
+        while True:
+            with suppress(_BroughtAgainError):
+                with self._opened(name) as handle:
+                    self._read_bytes(name, handle, begin, whole)
+                return self._judge(name, block, whole), lead
 
     def pump(self, name: str, offset: int, ring: Pump, target: Any) -> None:
         """Let a ring read verified bytes by itself, where the engine's handles are open files."""
@@ -168,18 +175,13 @@ class ShardReader:
             inside[:] = whole[from_start : from_start + len(inside)]
 
     def _judge(self, name: str, block: int, whole: Bytes) -> bool:
-        is_good = self._matches(name, block, whole) or (
-            self._reads_again(name, block * self.block_bytes, whole, self._problem(name, block))
-            and self._matches(name, block, whole)
-        )
+        is_good = xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block])
         if is_good:
             self._good[name][block] = True
         else:
+            self._bring_again(name, block, self._problem(name, block))
             self._mark_bad(name, block)
         return is_good
-
-    def _matches(self, name: str, block: int, whole: Bytes) -> bool:
-        return xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block])
 
     def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> None:
         try:
@@ -190,31 +192,22 @@ class ShardReader:
             what = f"ends before byte {start + len(out):,}, its manifest says {self._sizes[name]:,}"
         except OSError as error:
             what = f"cannot be read at byte {start:,}: {error.strerror}"
-        if not self._reads_again(name, start, out, f"{name} {what}"):
-            self._unreadable(name, what)
+        self._bring_again(name, start // self.block_bytes, f"{name} {what}")
+        self._unreadable(name, what)
 
-    def _reads_again(self, name: str, start: int, out: Bytes, problem: str) -> bool:
-        """Have a damaged file brought again and read from that. Once for each block: what is damaged twice
-        is so at its origin."""
-        if self._cached is None or not self._heals(name, start // self.block_bytes, problem):
-            return False
-        with suppress(EOFError, OSError), self._opened(name) as handle:
-            self._engine.read(handle, start, out)
-            return True
-        return False
-
-    def _heals(self, name: str, block: int, problem: str) -> bool:
-        assert self._cached
+    def _bring_again(self, name: str, block: int, problem: str) -> None:
+        """Have a damaged file brought again, where that is possible, and the read begin anew. Once for each
+        block: what is damaged twice is so at its origin."""
         with self._lock:
-            if (name, block) in self._healed:
-                return False
+            if self._cached is None or (name, block) in self._healed:
+                return
             self._healed.add((name, block))
             inode = self._inodes.get(name, 0)
         try:
             self._cached.refetch(name, damaged=inode)
         except StokerError as error:
             if self.skips:
-                return False
+                return
             raise BadShardError(
                 f"{problem}, and cannot be brought again: {error.message}", hint=error.hint
             ) from error
@@ -222,7 +215,7 @@ class ShardReader:
             self.damage.healed.append(f"{problem}: brought again")
             if self._inodes.get(name) == inode and name in self._handles:
                 self._replaced.append(self._handles.pop(name))
-        return True
+        raise _BroughtAgainError
 
     def _problem(self, name: str, block: int) -> str:
         at = block * self.block_bytes
@@ -308,6 +301,10 @@ class ShardReader:
                 self._engine.close(handle)
         for name in handles:
             self._release(name)
+
+
+class _BroughtAgainError(Exception):
+    """The file was replaced by a whole one: what was read of it does not count."""
 
 
 class _Opened:

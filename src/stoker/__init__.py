@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stoker.findings import Finding
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
+    from stoker.stage.first import first_rank
     from stoker.storage import open_store
     from stoker.world import World
 
@@ -26,6 +27,7 @@ __all__ = [
     "World",
     "__version__",
     "feed",
+    "first_rank",
     "open_store",
     "read_manifest",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "StokerError": "stoker.errors",
     "World": "stoker.world",
     "feed": "stoker.feeder",
+    "first_rank": "stoker.stage.first",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
     from stoker.stage.cache import Cache
+    from stoker.stage.first import first_rank
     from stoker.stage.run import fetch
     from stoker.storage import open_store
     from stoker.world import World
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "feed",
     "fetch",
+    "first_rank",
     "open_store",
     "read_manifest",
 ]
@@ -44,6 +46,7 @@ _HOMES = {
     "World": "stoker.world",
     "feed": "stoker.feeder",
     "fetch": "stoker.stage.run",
+    "first_rank": "stoker.stage.first",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

@@ -12,7 +12,8 @@
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
     ├── TaskError             tasks of a plan that failed, with their logs
-    └── LeaseLostError        a lease that another process has taken over
+    ├── LeaseLostError        a lease that another process has taken over
+    └── FirstRankError        the process that worked for all ranks failed
 
 A message says what happened with its values; `hint` says what to do about it.
 """
@@ -85,6 +86,10 @@ class TaskError(StokerError):
 
 class LeaseLostError(StokerError):
     """A lease that another process has taken over, or that could not be renewed."""
+
+
+class FirstRankError(StokerError):
+    """The process that worked for all ranks failed: which, and with what."""
 
 
 def require(package: str, *, extra: str) -> Any:

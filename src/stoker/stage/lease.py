@@ -44,6 +44,7 @@ class Claim:
         self._purpose = purpose
         self._seen: View | None = None
         self._looked_at = self._silent_s = 0.0
+        self._living = ""  # the token of an owner that was seen to renew
 
     def try_take(self) -> Lease | None:
         """The lease, if it is free or its owner is proven dead or was silent for the TTL; else None.
@@ -64,6 +65,11 @@ class Claim:
         with named_errors("read the lease", self.path), seat.opened(self.path) as folder:
             view = None if folder is None else seat.look(folder)
             return view.owner if view else None
+
+    def is_vouched(self) -> bool:
+        """Whether the holder is known to live: it runs here, or this claim has seen it renew the lease."""
+        holder = self.holder()
+        return holder is not None and (holder.is_running() or holder.token == self._living)
 
     def _found(self) -> Lease | None:
         owner = self._me(epoch=1)
@@ -96,6 +102,8 @@ class Claim:
         # A long gap says more about us than about the owner: a machine that was suspended must not judge
         # those that slept with it.
         self._silent_s = self._silent_s + min(now - self._looked_at, ttl_s / 2) if same else 0.0
+        if not same and self._seen is not None and self._seen.seat == view.seat:
+            self._living = view.token
         self._seen, self._looked_at = view, now
         return self._silent_s >= ttl_s
 

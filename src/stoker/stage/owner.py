@@ -54,17 +54,34 @@ class Owner:
 
     def is_dead(self) -> bool:
         """Whether it can be proven from here that the process is gone. Never a guess."""
+        return self._lives() is False
+
+    def is_running(self) -> bool:
+        """Whether it can be proven from here that the process exists."""
+        return self._lives() is True
+
+    def _lives(self) -> bool | None:
+        """None where that cannot be known."""
         here = (os.uname().nodename, _boot(), _namespaces())
         if (self.host, self.boot, self.pid_namespace) != here or not all(here) or not self.started:
-            return False
+            return None
         try:
-            os.kill(self.pid, 0)  # the one question that a /proc hiding other users' processes cannot falsify
+            os.kill(self.pid, 0)  # a /proc that hides other users' processes cannot falsify this one
         except ProcessLookupError:
-            return True
+            return False
         except OSError:
             pass
         started = _started(str(self.pid))
-        return started != "" and (started != self.started or _is_zombie(self.pid))
+        return started == self.started and not _is_zombie(self.pid) if started else None
+
+    @property
+    def clock(self) -> str:
+        """Names the clock that start times and CLOCK_BOOTTIME are read from; empty if nothing does."""
+        return f"{self.boot} {self.pid_namespace}" if self.boot and self.pid_namespace else ""
+
+    @property
+    def started_s(self) -> float:
+        return int(self.started or 0) / os.sysconf("SC_CLK_TCK")
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.purpose})" if self.purpose else "")

@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from web_server import WebServer, serve_folder
-
-from stoker.formats.checksums import hash_file
-from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
-from stoker.storage import open_store
+from web_server import WebServer, serve_folder, write_noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,27 +37,8 @@ MOST = 1.05
 @pytest.fixture(scope="module")
 def web(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     with serve_folder(tmp_path_factory.mktemp("web"), nginx=require_binary("nginx")) as server:
-        _make_dataset(server.root / "corpus")
+        write_noise(server.root / "corpus", shards=SHARDS, shard_bytes=SHARD_BYTES)
         yield server
-
-
-def _make_dataset(folder: Path) -> None:
-    """Shards of noise, which nobody loads, with small files beside them."""
-    folder.mkdir()
-    records, blocks = [], []
-    for number in range(SHARDS):
-        files = []
-        for name, size in ((f"s{number}.bin", SHARD_BYTES), (f"s{number}.idx", 100_000)):
-            (folder / name).write_bytes(random.Random(number).randbytes(1 << 16) * (size >> 16))
-            with (folder / name).open("rb") as file:
-                hashed = hash_file(file)
-            files.append(FileRecord(name=name, bytes=hashed.bytes, xxh3=hashed.digest()))
-            blocks += hashed.blocks()
-        records.append(ShardRecord(name=f"s{number}", samples=1, tokens=1, files=tuple(files)))
-    import numpy as np
-
-    manifest = Manifest(format="megatron", shards=tuple(records), dtype="uint16")
-    write_manifest(open_store(folder), manifest, blocks=np.array(blocks, np.uint64))
 
 
 @contextmanager

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from s3_server import free_ports, running
+
+from stoker.formats.checksums import hash_file
+from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.storage import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,3 +79,20 @@ def serve_folder(folder: Path, *, nginx: str) -> Iterator[WebServer]:
     config.write_text(NGINX.format(folder=folder, root=root, port=port))
     with running([nginx, "-p", str(folder), "-c", str(config)], port=port):
         yield WebServer(root=root, url=f"http://127.0.0.1:{port}", log=folder / "access.log")
+
+
+def write_noise(folder: Path, *, shards: int, shard_bytes: int) -> None:
+    """A dataset of shards of noise, which nobody loads, with small files beside them."""
+    folder.mkdir()
+    records, blocks = [], []
+    for number in range(shards):
+        files = []
+        for name, size in ((f"s{number}.bin", shard_bytes), (f"s{number}.idx", 100_000)):
+            (folder / name).write_bytes(random.Random(number).randbytes(1 << 16) * (size >> 16))
+            with (folder / name).open("rb") as file:
+                hashed = hash_file(file)
+            files.append(FileRecord(name=name, bytes=hashed.bytes, xxh3=hashed.digest()))
+            blocks += hashed.blocks()
+        records.append(ShardRecord(name=f"s{number}", samples=1, tokens=1, files=tuple(files)))
+    manifest = Manifest(format="megatron", shards=tuple(records), dtype="uint16")
+    write_manifest(open_store(folder), manifest, blocks=np.array(blocks, np.uint64))

@@ -23,10 +23,10 @@ from stoker.errors import BadShardError, ChangedError, LeaseLostError, StorageEr
 from stoker.stage.landing import landing
 from stoker.stage.lease import Claim, Lease
 from stoker.stage.origin import RemoteFile
-from stoker.stage.part import Part, entries, is_part_of
+from stoker.stage.part import Part, entries, is_part_of, record_bytes
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
-from stoker.stage.shelf import Shelf, record_bytes
+from stoker.stage.shelf import Shelf
 from stoker.stage.wire import Wire
 
 _LEFT = "left-"  # the owner of such a part has stopped writing

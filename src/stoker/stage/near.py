@@ -12,7 +12,7 @@ from stoker.errors import StokerError
 from stoker.stage.digest import is_sound
 from stoker.stage.origin import Collection
 from stoker.stage.plan import Unit, in_order
-from stoker.stage.prefetch import Prefetcher
+from stoker.stage.prefetch import AT_ONCE, Prefetcher
 
 if TYPE_CHECKING:
     from stoker.stage.cache import Cache
@@ -73,7 +73,10 @@ class Near:
         units = in_order(self.units, names) if (names := list(names)) else list(self.units)
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                units, bring=lambda unit, since: self.cache.bring(unit, used_before=since)
+                units,
+                bring=lambda unit, since: self.cache.bring(unit, used_before=since),
+                # where room is short, none may take what the one before it needs
+                at_once=1 if self.cache.room.is_limited else AT_ONCE,
             )
 
     def refetch(self, name: str, *, damaged: int) -> None:

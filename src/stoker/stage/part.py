@@ -21,7 +21,6 @@ import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
@@ -43,7 +42,9 @@ class Part:
     def __init__(self, folder: Path, unit: Unit, *, root: Path) -> None:
         """Begin, or go on with what lies in `folder`; `root` is where the unit's files will be."""
         self.folder, self.unit = folder, unit
-        self._homes = [root / unit.folder / file.name for file in unit.files]
+        # plain strings where there may be thousands: a Path costs more than the system call it is for
+        base = root / unit.folder
+        self._homes = [f"{base}/{file.name}" for file in unit.files]
         self._first = _first_slices(unit)
         self.sizes = [size for file in unit.files for size in _slice_sizes(file)]
         self.landed = [0] * len(self.sizes)  # of each slice, from its start
@@ -55,10 +56,12 @@ class Part:
 
     def _adopt_own(self) -> None:
         """Keep what lies here already, if it is this unit's."""
+        if not is_part_of(self.folder, self.unit):
+            return
         for _, slice_number, data in _sound_slices(self.folder, self.unit, self._homes):
             self.landed[slice_number] = len(data)
         for number in range(len(self.unit.files)):
-            moved = not (self.folder / str(number)).exists() and self._homes[number].exists()
+            moved = not (self.folder / str(number)).exists() and os.path.exists(self._homes[number])
             if moved and self.unit.files[number].bytes and not self.missing(number):
                 self._published[number] = True
             elif moved:  # what lies at home is not this content: it is fetched anew
@@ -97,9 +100,7 @@ class Part:
         """A whole small file, out of one hand."""
         file = self.unit.files[number]
         check(file, len(data), digest_of(data, file.digest) if file.digest else "")
-        handle = os.open(
-            self.folder / str(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
-        )
+        handle = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             write_all(handle, data, 0)
         finally:
@@ -126,13 +127,14 @@ class Part:
     def publish(self, record: bytes) -> Path:
         """Move the files to their names. Everything is verified and on the disk. Returns the record's
         place, for the caller to move to its own: what others look for comes last."""
+        for folder in {os.path.dirname(home) for home in self._homes}:
+            os.makedirs(folder, exist_ok=True)
         for number, home in enumerate(self._homes):
             if self._published[number]:
                 continue
             if not self.unit.files[number].bytes:
                 self.put(number, memoryview(b""))
-            home.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(self.folder / str(number), home)
+            os.rename(self._path(number), home)
         path = self.folder / "record"
         path.write_bytes(record)
         return path
@@ -154,6 +156,9 @@ class Part:
         handle = os.open(self.folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.truncate(handle, self.unit.files[number].bytes)
         return handle
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}/{number}"
 
     def slices(self, number: int) -> range:
         """The numbers of a file's slices."""
@@ -205,7 +210,7 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
-def _sound_slices(folder: Path, unit: Unit, homes: list[Path]) -> Iterator[tuple[int, int, bytes]]:
+def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[int, int, bytes]]:
     """The slices of a part whose bytes are what its map says: file, slice, bytes. A file that is
     gone from here may have been published just before its owner died: then it lies at home."""
     if not is_part_of(folder, unit):
@@ -214,7 +219,7 @@ def _sound_slices(folder: Path, unit: Unit, homes: list[Path]) -> Iterator[tuple
     entries = (folder / "map").read_bytes()[len(_header(unit)) :]
     for number in range(len(unit.files)):
         path = folder / str(number)
-        with suppress(FileNotFoundError), (path if path.exists() else homes[number]).open("rb") as file:
+        with suppress(FileNotFoundError), open(path if path.exists() else homes[number], "rb") as file:
             for slice_number in range(first[number], first[number + 1]):
                 entry = entries[slice_number * _ENTRY.size : (slice_number + 1) * _ENTRY.size]
                 landed, digest = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
@@ -227,8 +232,16 @@ def _sound_slices(folder: Path, unit: Unit, homes: list[Path]) -> Iterator[tuple
 
 
 def _header(unit: Unit) -> bytes:
-    files = [asdict(file) for file in unit.files]
-    return json.dumps({"folder": unit.folder, "files": files}).encode() + b"\n"
+    return record_bytes(unit) + b"\n"
+
+
+def record_bytes(unit: Unit) -> bytes:
+    """A unit as JSON, on one line."""
+    files = [
+        {"name": f.name, "url": f.url, "bytes": f.bytes, "version": f.version, "digest": f.digest}
+        for f in unit.files
+    ]
+    return json.dumps({"folder": unit.folder, "files": files}).encode()
 
 
 def _first_slices(unit: Unit) -> list[int]:

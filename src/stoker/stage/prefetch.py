@@ -17,21 +17,23 @@ from stoker.errors import CacheFullError, StokerError
 from stoker.stage.fetch import Stopped
 from stoker.stage.plan import Unit
 
-_THREADS = 4  # units at a time; each of them has several connections
+AT_ONCE = 4  # units; each of them has several connections
 _LOOK_AGAIN_S = 1.0  # for room that another process made
 
 
 class Prefetcher:
     """Brings units in the background. `close` when `bring` has been told to stop."""
 
-    def __init__(self, units: Sequence[Unit], *, bring: Callable[[Unit, float], None]) -> None:
+    def __init__(
+        self, units: Sequence[Unit], *, bring: Callable[[Unit, float], None], at_once: int = AT_ONCE
+    ) -> None:
         self._units, self._bring = deque(units), bring
         self._began = time.time()
         self._moved = threading.Condition()
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"stoker-prefetch-{n}", daemon=True)
-            for n in range(min(_THREADS, len(units)))
+            for n in range(min(at_once, len(units)))
         ]
         for thread in self._threads:
             thread.start()

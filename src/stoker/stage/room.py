@@ -30,6 +30,10 @@ class Room:
         self._shelf, self._budget, self._ttl_s = shelf, budget_bytes, ttl_s
         self._pins = PinView(shelf.pins_folder(), ttl_s=ttl_s)
 
+    @property
+    def is_limited(self) -> bool:
+        return self._budget > 0
+
     def reserve(self, unit: Unit, begin: Callable[[], Part], *, used_before: float = float("inf")) -> Part:
         """Make room for a unit and begin it. Only what was last used before `used_before` gives way."""
         if not self._budget:  # whoever is late finds the disk full while writing: no need to queue here

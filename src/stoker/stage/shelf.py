@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.stage.origin import RemoteFile
@@ -64,8 +64,9 @@ class Shelf:
         record = self.record(unit.key)
         if record is None or not record.unit.same_content(unit):
             return False
+        base = self.folder / unit.folder
         try:
-            return all(self.path_of(unit, file.name).stat().st_size == file.bytes for file in unit.files)
+            return all(os.stat(f"{base}/{file.name}").st_size == file.bytes for file in unit.files)
         except OSError:
             return False
 
@@ -157,10 +158,6 @@ class Shelf:
             while folder != self.folder:
                 folder.rmdir()
                 folder = folder.parent
-
-
-def record_bytes(unit: Unit) -> bytes:
-    return json.dumps({"folder": unit.folder, "files": [asdict(file) for file in unit.files]}).encode()
 
 
 def _unit_of(key: str, record: bytes) -> Unit:

@@ -24,7 +24,7 @@ TTL_S = 3.0
 ROUNDS = 40
 
 PRELUDE = f"""
-import time
+import os, time
 from pathlib import Path
 import stoker
 from stoker.errors import LeaseLostError
@@ -54,6 +54,15 @@ def succeed_all(names):
                 won[name] = lease
         time.sleep(0.05)
     return won
+
+def meet(rank, name):
+    # Enters a block as one of two ranks.
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="node-1", MASTER_PORT="29500")
+    return stoker.first_rank(name, per="job", folder=MNT / "meet", ttl_s={TTL_S}).__enter__()
+
+def answer(first, result):
+    first.result = result
+    first.__exit__(None, None, None)
 
 def race(names, start, gap_s):
     claims, wins = [Claim(MNT / name, ttl_s={TTL_S}) for name in names], []
@@ -162,3 +171,33 @@ def test_a_release_on_one_node_is_seen_at_once_on_the_other(nodes: list[Node]) -
         assert there.ask("Claim(MNT / 'handed.lease').try_take()") is None
         here.run("lease.release()")
         there.run("lease = Claim(MNT / 'handed.lease').try_take(); lease.check(); lease.release()")
+
+
+def test_ranks_on_two_nodes_share_an_answer(server: Server, nodes: list[Node]) -> None:
+    worker, waiter = nodes
+    worker.run("first = meet(0, 'shared')")
+    assert worker.ask("bool(first)")
+    waiter.begin("run", "first = meet(1, 'shared')")
+    worker.run("answer(first, {'path': '/data'})")
+    waiter.end(seconds=10)  # less than an NFS client would remember that there is no answer yet
+    assert waiter.ask("[bool(first), first.result]") == [False, {"path": "/data"}]
+    assert list((server.export / "meet").iterdir()) == []
+
+
+def test_a_late_node_gets_the_answer_of_a_living_one(server: Server, nodes: list[Node]) -> None:
+    worker, late = nodes
+    worker.run("first = meet(0, 'late'); answer(first, 1)")
+    late.run("first = meet(1, 'late')")
+    assert late.ask("[bool(first), first.result]") == [False, 1]
+    assert list((server.export / "meet").iterdir()) == []
+
+
+def test_a_rank_takes_over_from_a_killed_node(server: Server, nodes: list[Node]) -> None:
+    with server.boot(3) as (doomed,):
+        doomed.run(PRELUDE)
+        doomed.run("first = meet(0, 'taken')")
+        nodes[0].begin("run", "first = meet(1, 'taken')")
+        doomed.kill()
+        nodes[0].end(seconds=10 * TTL_S)
+    assert nodes[0].ask("bool(first)")
+    nodes[0].run("first.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)")

@@ -58,6 +58,13 @@ class Leases(RuleBasedStateMachine):
         self.epoch, self.renewed_at = lease.epoch, self.now
         self.held.append(lease)
 
+    @rule(number=st.integers(0, CLAIMS - 1), looks=st.integers(2, 6))
+    def watch(self, number: int, looks: int) -> None:
+        """Long enough, and nobody wakes: its owner is silent."""
+        for _ in range(looks):
+            self.now += TTL_S / 3
+            self.try_take(number)
+
     @rule(seconds=st.sampled_from([0.1, 2.0, 4.9, 5.0, 30.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -31,7 +31,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -242,8 +241,7 @@ class Meeting:
 
     def _current(self, old: set[str]) -> Answer | None:
         """The answer of whoever holds the lease; an old one only if its giver lives."""
-        with suppress(OSError):
-            os.utime(self.folder)  # else NFS may go on remembering that there is no such file
+        seat.look_anew(self.folder)
         holder = self._claim.holder()
         answer = self._read(holder.token) if holder else None
         if holder is None or answer is None or holder != self._claim.holder():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import selectors
 import signal
 import struct
@@ -110,6 +111,17 @@ class Node:
                 assert piece, f"the guest ended: {self._log.read_text()[-2000:]}"
                 line += piece
         return line
+
+
+def refusal() -> str:
+    """Why this machine cannot run nodes; empty if it can."""
+    if os.geteuid() != 0 or platform.machine() != "x86_64":
+        return "NFS nodes need root, on x86-64"
+    try:
+        with _namespace(nodes=1):
+            return ""
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"cannot make a tap device in a network namespace: {error}"
 
 
 @contextmanager

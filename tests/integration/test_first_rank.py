@@ -261,6 +261,34 @@ def test_a_named_run_meets_without_a_launcher(job: Job) -> None:
     assert answers == [{"result": f"by {worker}"}] * 3
 
 
+def test_a_restart_by_torchrun_is_another_job(
+    job: Job, stoker_environ: Callable[..., dict[str, str]]
+) -> None:
+    script = job.here / "script.py"
+    script.write_text(
+        PROGRAM
+        + """
+life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+with stoker.first_rank("work") as first:
+    if first:
+        note(life)
+        first.result = life
+assert first.result == life
+sys.exit(life == "0")
+"""
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "--max-restarts", "1", "--monitor-interval", "0.1", str(script)],
+        env=stoker_environ(HERE=str(job.here), TMPDIR=str(job.here)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert job.notes() == ["0", "1"]
+
+
 def test_ctrl_c_lets_another_work(job: Job) -> None:
     body = """
 def block():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nfs_nodes
@@ -24,7 +22,7 @@ TTL_S = 3.0
 ROUNDS = 40
 
 PRELUDE = f"""
-import time
+import os, time
 from pathlib import Path
 import stoker
 from stoker.errors import LeaseLostError
@@ -47,13 +45,23 @@ def is_lost(lease):
 
 def succeed_all(names):
     claims, won = {{name: Claim(MNT / name, ttl_s={TTL_S}) for name in names}}, {{}}
-    deadline = time.monotonic() + 3 * {TTL_S}
-    while time.monotonic() < deadline:
-        for name, claim in claims.items():
-            if name not in won and (lease := claim.try_take()):
+    while claims:
+        for name, claim in list(claims.items()):
+            if lease := claim.try_take():
                 won[name] = lease
+            if lease or claim.holder().epoch > 1:
+                del claims[name]
         time.sleep(0.05)
     return won
+
+def meet(rank, name):
+    # Enters a block as one of two ranks.
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="node-1", MASTER_PORT="29500")
+    return stoker.first_rank(name, per="job", folder=MNT / "meet", ttl_s={TTL_S}).__enter__()
+
+def answer(first, result):
+    first.result = result
+    first.__exit__(None, None, None)
 
 def race(names, start, gap_s):
     claims, wins = [Claim(MNT / name, ttl_s={TTL_S}) for name in names], []
@@ -71,8 +79,8 @@ def server(
     skip_or_fail: Callable[[str], None],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
-    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        skip_or_fail("NFS nodes need root and /dev/net/tun")
+    if reason := nfs_nodes.refusal():
+        skip_or_fail(reason)
     programs = {"ganesha": require_binary("ganesha.nfsd"), "linux": require_binary("linux.uml")}
     with nfs_nodes.serve(tmp_path_factory.mktemp("nfs"), nodes=3, **programs) as server:
         yield server
@@ -162,3 +170,34 @@ def test_a_release_on_one_node_is_seen_at_once_on_the_other(nodes: list[Node]) -
         assert there.ask("Claim(MNT / 'handed.lease').try_take()") is None
         here.run("lease.release()")
         there.run("lease = Claim(MNT / 'handed.lease').try_take(); lease.check(); lease.release()")
+
+
+def test_ranks_on_two_nodes_share_an_answer(server: Server, nodes: list[Node]) -> None:
+    worker, waiter = nodes
+    worker.run("first = meet(0, 'shared')")
+    assert worker.ask("bool(first)")
+    waiter.begin("run", "first = meet(1, 'shared')")
+    time.sleep(1.0)  # it looks, in vain, and its kernel remembers that
+    worker.run("answer(first, {'path': '/data'})")
+    waiter.end(seconds=10)  # less than an NFS client would remember that there is no answer yet
+    assert waiter.ask("[bool(first), first.result]") == [False, {"path": "/data"}]
+    assert list((server.export / "meet").iterdir()) == []
+
+
+def test_a_late_node_gets_the_answer_of_a_living_one(server: Server, nodes: list[Node]) -> None:
+    worker, late = nodes
+    worker.run("first = meet(0, 'late'); answer(first, 1)")
+    late.run("first = meet(1, 'late')")
+    assert late.ask("[bool(first), first.result]") == [False, 1]
+    assert list((server.export / "meet").iterdir()) == []
+
+
+def test_a_rank_takes_over_from_a_killed_node(server: Server, nodes: list[Node]) -> None:
+    with server.boot(3) as (doomed,):
+        doomed.run(PRELUDE)
+        doomed.run("first = meet(0, 'taken')")
+        nodes[0].begin("run", "first = meet(1, 'taken')")
+        doomed.kill()
+        nodes[0].end(seconds=10 * TTL_S)
+    assert nodes[0].ask("bool(first)")
+    nodes[0].run("first.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)")

@@ -171,6 +171,7 @@ def test_a_process_is_not_dead_to_itself(lease: Lease) -> None:
     assert not lease.owner.is_dead()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # it is what this test is about
 def test_a_forked_child_does_not_hold_its_parents_lease(path: Path, lease: Lease) -> None:
     child = os.fork()
     if child == 0:  # no assertion may leave this block: pytest would go on twice

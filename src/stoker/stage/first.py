@@ -31,7 +31,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -76,23 +75,22 @@ def first_rank(
     """
     world = World.from_environ()
     size, rank = (world.local_size, world.local_rank) if per == "node" else (world.size, world.rank)
-    if run:
-        size = size if world.launcher != "single" else 0  # others may come, and nothing says how many
-    elif size > 1 and not world.run and per == "job":
+    if run and world.launcher == "single":
+        size = 0  # others may come, and nothing says how many
+    if size == 1:
+        return FirstRank(name, rank=world.rank, meeting=None)
+    if not (run or world.run):
         raise UsageError(
             f"nothing tells this {world.launcher} job from another", hint="name it: first_rank(..., run=...)"
         )
-    if size == 1:
-        return FirstRank(name, rank=world.rank, meeting=None)
     if per == "job" and folder is None:
         raise UsageError(
             'first_rank(per="job") needs a folder that all nodes share', hint="first_rank(..., folder=...)"
         )
     where = Path(folder) if folder is not None else _private_folder()
-    key = hashlib.sha256(f"{run or world.run} {per}".encode()).hexdigest()[:12]
-    return FirstRank(
-        name, rank=world.rank, meeting=Meeting(where, f"{key}-{name}", size=size, rank=rank, ttl_s=ttl_s)
-    )
+    who = f"{run or world.run} node {world.node}" if per == "node" else run or world.run
+    key = f"{hashlib.sha256(who.encode()).hexdigest()[:12]}-{name}"
+    return FirstRank(name, rank=world.rank, meeting=Meeting(where, key, size=size, rank=rank, ttl_s=ttl_s))
 
 
 class FirstRank:
@@ -242,8 +240,7 @@ class Meeting:
 
     def _current(self, old: set[str]) -> Answer | None:
         """The answer of whoever holds the lease; an old one only if its giver lives."""
-        with suppress(OSError):
-            os.utime(self.folder)  # else NFS may go on remembering that there is no such file
+        seat.look_anew(self.folder)
         holder = self._claim.holder()
         answer = self._read(holder.token) if holder else None
         if holder is None or answer is None or holder != self._claim.holder():

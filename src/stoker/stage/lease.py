@@ -92,9 +92,10 @@ class Claim:
         return None
 
     def _begin(self, owner: Owner, *, previous: Owner | None = None, previous_is_dead: bool = False) -> Lease:
-        seat.remove_leftovers(self.path)
         self._seen = None
-        return Lease(self.path, owner=owner, previous=previous, previous_is_dead=previous_is_dead)
+        lease = Lease(self.path, owner=owner, previous=previous, previous_is_dead=previous_is_dead)
+        seat.remove_leftovers(self.path)
+        return lease
 
     def _is_silent(self, view: View) -> bool:
         now, same = time.monotonic(), view == self._seen

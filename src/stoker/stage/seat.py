@@ -72,11 +72,18 @@ def look(folder: int) -> View | None:
     """What an open lease folder shows; None if it was removed meanwhile."""
     view = _view(folder)
     if view is not None and view.owner is None:
-        # An NFS client may remember a listing for half a minute: touching the folder makes it ask again.
-        with suppress(OSError):
-            os.utime(folder)
+        look_anew(folder)
         view = _view(folder)
     return view
+
+
+def look_anew(folder: int | Path) -> None:
+    """Make an NFS client ask its server for what is in a folder, by touching it.
+
+    Else it may remember for half a minute which names are there, and which are not.
+    """
+    with suppress(OSError):
+        os.utime(folder)
 
 
 def found(path: Path, owner: Owner) -> bool:

@@ -45,6 +45,7 @@ class FaultyProxy:
         self._closing = threading.Event()
         self.requests: list[str] = []  # the heads of all requests for an object
         self.tunnels: list[str] = []  # the heads of requests for a way through
+        self.sent: list[int] = []  # bytes of the body of each answer that was passed on
         self.connections = 0
         self.port = self._listener.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -130,6 +131,7 @@ class FaultyProxy:
             ahead.clear()
             client.sendall(data[: stop - sent])
             sent += len(data)
+        self.sent.append(min(sent, stop))
         if fault.silent_after is not None:
             self._closing.wait()
         if fault.cut_after is not None:

@@ -119,6 +119,49 @@ def test_a_public_bucket_is_read_without_keys(bucket: Path, monkeypatch: pytest.
     assert got == [b"open to all"]
 
 
+@contextmanager
+def listing(*keys: tuple[str, int]) -> Iterator[str]:
+    """A store that holds these keys and sizes, as far as a listing shows; nothing else is there."""
+    rows = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-11-15T05:00:00.000Z</LastModified>"
+        f'<ETag>"e"</ETag><Size>{size}</Size></Contents>'
+        for key, size in keys
+    )
+    body = f'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>'
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(body.encode() if "list-type" in self.path else b"")
+
+        do_HEAD = do_GET
+
+        def _send(self, data: bytes) -> None:
+            self.send_response(200 if data else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with served(Handler) as endpoint:
+        yield endpoint
+
+
+def test_objects_that_stand_for_folders_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listing(("p/", 0), ("p/sub/", 0), ("p/sub/x", 5)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        collection = resolve("s3://bucket/p")
+    assert [(file.name, file.bytes, file.version) for file in collection.files] == [("sub/x", 5, '"e"')]
+
+
+@pytest.mark.parametrize("key", ["p/a//b", "p/../x"])
+def test_a_key_that_cannot_be_a_file_is_told(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listing((key, 5)) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(StorageError, match="s3://bucket/p"):
+            resolve("s3://bucket/p")
+
+
 # --- datasets -------------------------------------------------------------------------------------
 
 
@@ -278,7 +321,12 @@ def _tree_entry(path: str, data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def hub_server(cdn: str) -> Iterator[str]:
-    handler = type("Handler", (HubHandler,), {"cdn": cdn})
+    with served(type("Handler", (HubHandler,), {"cdn": cdn})) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

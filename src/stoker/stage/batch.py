@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stoker.stage.answers import Busy, DeniedError
 from stoker.stage.client import Exchange
 from stoker.stage.http import NetworkError
-from stoker.stage.readers import Reader, Source, ask, finish, hear, open_range, read_slice, renew
+from stoker.stage.readers import Reader, Source, ask, finish, hear, open_range, read_whole, renew
 from stoker.stage.transfer import Abandoned, Course, Lane, Means
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class BatchTransfer:
         except BaseException as error:
             self._pending.append(source)
             if isinstance(error, DeniedError):
-                renew(source, self._means.book, error)
+                renew(source, source.address, error, book=self._means.book)
             raise
         finally:
             self.course.leave(reader)
@@ -106,7 +106,7 @@ class BatchTransfer:
         if isinstance(reader, Exchange):
             hear(source, reader, 0, count)
         view = lane.buffer(count)
-        read_slice(source, reader, view)
+        read_whole(source, reader, view)
         finish(source, reader)
         if self.course.error:
             raise Abandoned

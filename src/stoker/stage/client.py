@@ -102,7 +102,7 @@ class Exchange:
     """One question and its answer, over as many connections and redirects as it takes."""
 
     def __init__(self, client: Client, address: Address, *, headers: str = "") -> None:
-        self.address = address
+        self.asked = self.address = address  # redirects change the second
         self._client = client
         self._headers = headers
         self._endpoint = client.endpoint(address)

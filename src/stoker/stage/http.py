@@ -60,7 +60,7 @@ class Answer:
 
 
 class Connection:
-    """One connection, used by one thread at a time: send, then answer, then read_into until it gives less."""
+    """One connection, used by one thread at a time: send, then answer, then read_into until it gives 0."""
 
     def __init__(
         self, plug: socket.socket, *, host: str, waits_for_all: bool, absolute: str = "", always: str = ""
@@ -105,18 +105,30 @@ class Connection:
         return answer
 
     def read_into(self, view: memoryview) -> int:
-        """Fill the view as far as the body goes; less than asked for means that the body has ended."""
-        body, got = self._body, 0
-        while got < len(view) and (body.left or self._next_chunk()):
-            count = self._receive(view[got : got + body.left])
-            if not count and body.until_close:
-                body.left = 0
-            elif not count:
-                raise NetworkError(f"{self.host} closed the connection within an answer")
-            got += count
-            body.left -= 0 if body.until_close else count
-        self.reusable = body.keep and body.is_over
+        """Fill the view as far as the body goes. If the connection fails after some bytes these are given,
+        and the error when more is asked for; nothing given means that the body has ended."""
+        got = 0
+        try:
+            while got < len(view) and (count := self._read_some(view[got:])):
+                got += count
+        except NetworkError:
+            if not got:
+                raise
+        self.reusable = self._body.keep and self._body.is_over
         return got
+
+    def _read_some(self, view: memoryview) -> int:
+        body = self._body
+        if not body.left and not self._next_chunk():
+            return 0
+        count = self._receive(view[: body.left])
+        if body.until_close:
+            body.left = body.left if count else 0
+        elif count:
+            body.left -= count
+        else:
+            raise NetworkError(f"{self.host} closed the connection within an answer")
+        return count
 
     def interrupt(self) -> None:
         """Make a read that another thread is in end at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -100,7 +100,7 @@ def check_names(collection: Collection) -> None:
         if file.name in names:
             raise StorageError(f"{collection.url} holds {file.name!r} twice", hint="rename one at the origin")
         names.add(file.name)
-    folders = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
+    folders = {folder for name in names for folder in _folders_above(name)}
     if both := sorted(names & folders):
         raise StorageError(
             f"{collection.url} holds {both[0]!r} both as a file and as a folder",
@@ -128,7 +128,7 @@ def _resolve_store(url: str) -> Collection:
         return _dataset(root, data)
     if not url.endswith("/") and (entry := _stat_file(root)):
         return Collection(url=root, kind="file", files=(_remote(split_url(root)[0], entry),))
-    files = tuple(_remote(root, entry) for entry in _files_of(store.list(), root))
+    files = tuple(_remote(root, entry) for entry in _without_folders(list(store.list())))
     if not files:
         raise StorageError(
             f"there is nothing at {url}", hint="check the name; a prefix must hold at least one file"
@@ -163,16 +163,18 @@ def _stat_file(root: str) -> Entry | None:
         raise
 
 
-def _files_of(entries: Iterable[Entry], root: str) -> Iterator[Entry]:
-    """Without the empty objects that stand for folders in the consoles of object stores."""
+def _without_folders(entries: list[Entry]) -> Iterator[Entry]:
+    """Without the empty objects that stand for folders in the consoles of object stores. Their keys end in
+    a slash, which obstore does not show: they are known by what lies below them."""
+    folders = {folder for entry in entries for folder in _folders_above(entry.path)}
     for entry in entries:
-        if entry.path and not entry.path.endswith("/"):
+        if entry.path and (entry.bytes or entry.path not in folders):
             yield entry
-        elif entry.bytes:
-            raise StorageError(
-                f"{root} holds {entry.path!r} with {entry.bytes:,} bytes, and a file cannot end in a slash",
-                hint="rename it at its origin",
-            )
+
+
+def _folders_above(name: str) -> Iterator[str]:
+    """`a` and `a/b` of `a/b/c`."""
+    return (name[:at] for at, letter in enumerate(name) if letter == "/")
 
 
 def _remote(root: str, entry: Entry) -> RemoteFile:

@@ -61,9 +61,18 @@ class Source:
         return self.address.url.startswith(("http://", "https://"))
 
 
-def read_slice(source: Source, reader: Reader, view: memoryview) -> None:
-    if reader.read_into(view) < len(view):
+def read_some(source: Source, reader: Reader, view: memoryview) -> int:
+    """Fill the view, or less of it if that is all that came before the connection failed."""
+    count = reader.read_into(view)
+    if not count:
         raise changed(source.file.url, "the server's answer is too short")
+    return count
+
+
+def read_whole(source: Source, reader: Reader, view: memoryview) -> None:
+    got = 0
+    while got < len(view):
+        got += read_some(source, reader, view[got:])
 
 
 def finish(source: Source, reader: Reader) -> None:
@@ -99,7 +108,8 @@ def hear(source: Source, exchange: Exchange, start: int, stop: int) -> None:
     if answer.status not in (200, 206):
         refuse(answer, exchange.text(), url=file.url)
     check_facts(answer, url=file.url, bytes=file.bytes, version=source.version, start=start)
-    source.address = exchange.address  # ask there directly next time
+    if source.address == exchange.asked:  # else it was renewed meanwhile
+        source.address = exchange.address  # ask there directly next time
     if answer.status == 200 and _needs_range(source, start, stop):
         source.has_ranges = False
     if not source.is_settled:
@@ -107,12 +117,14 @@ def hear(source: Source, exchange: Exchange, start: int, stop: int) -> None:
         source.is_settled = True
 
 
-def renew(source: Source, book: AddressBook, error: DeniedError) -> NoReturn:
-    """A signature may have run out, or a redirect's: ask once more from the beginning."""
-    if source.was_renewed:
-        raise error
-    source.was_renewed = True
-    source.address = book.look_up([source.file.url])[source.file.url]
+def renew(source: Source, asked: Address, error: DeniedError, *, book: AddressBook) -> NoReturn:
+    """The signature of the address that was asked may have run out, or a redirect's: ask once more from
+    the beginning, unless another lane has seen to that."""
+    if source.address == asked:
+        if source.was_renewed:
+            raise error
+        source.was_renewed = True
+        source.address = book.look_up([source.file.url])[source.file.url]
     raise NetworkError("the address was renewed")
 
 

@@ -22,7 +22,7 @@ from stoker.stage.answers import Busy, DeniedError
 from stoker.stage.client import Client
 from stoker.stage.http import NetworkError, NetworkTimeout
 from stoker.stage.pace import SLICE_BYTES, Bucket, Pace, backoff_s
-from stoker.stage.readers import Reader, Source, finish, open_range, read_slice, renew
+from stoker.stage.readers import Reader, Source, finish, open_range, read_some, read_whole, renew
 
 if TYPE_CHECKING:
     from stoker.stage.origin import RemoteFile
@@ -172,10 +172,13 @@ class FileTransfer:
                     self._put_back((at, stop))
                     at = stop
                     self._stream(reader, lane)
-                for start, end in slices(at, stop):
-                    view = self._read(reader, end - start, lane)
-                    self._write(start, view)
-                    at = end
+                while at < stop:
+                    end = min(stop, (at // SLICE_BYTES + 1) * SLICE_BYTES)
+                    self.course.wait_for_rate(end - at)
+                    view = lane.buffer(end - at)
+                    count = read_some(self._source, reader, view)
+                    self._write(at, view[:count])
+                    at += count
                 finish(self._source, reader)
         finally:
             self._put_back((at, stop))
@@ -183,28 +186,25 @@ class FileTransfer:
     def _stream(self, reader: Reader, lane: Lane) -> None:
         """The server sends all of the file whatever is asked for: take what is missing as it passes."""
         for start, end in slices(0, self._source.file.bytes):
-            view = self._read(reader, end - start, lane)
+            view = lane.buffer(end - start)
+            self.course.wait_for_rate(end - start)
+            read_whole(self._source, reader, view)
             for a, b in self._claim(start, end):
                 self._write(a, view[a - start : b - start])
 
     @contextmanager
     def _reading(self, start: int, stop: int) -> Iterator[Reader]:
+        asked, book = self._source.address, self._means.book
         try:
-            reader = open_range(self._source, start, stop, client=self._means.client, book=self._means.book)
+            reader = open_range(self._source, start, stop, client=self._means.client, book=book)
         except DeniedError as error:
-            renew(self._source, self._means.book, error)
+            renew(self._source, asked, error, book=book)
         self.course.enter(reader)
         self._means.wake()
         try:
             yield reader
         finally:
             self.course.leave(reader)
-
-    def _read(self, reader: Reader, count: int, lane: Lane) -> memoryview:
-        self.course.wait_for_rate(count)
-        view = lane.buffer(count)
-        read_slice(self._source, reader, view)
-        return view
 
     def _write(self, offset: int, view: memoryview) -> None:
         if self.course.error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,7 @@ class Wire:
             wake=self._call_lane,
         )
         self._pid = os.getpid()
-        self._transfers: deque[Transfer] = deque()
+        self._transfers: list[Transfer] = []
         self._threads: list[threading.Thread] = []
         self._idle = self._active = 0
         self._closed = False
@@ -186,14 +185,16 @@ class Wire:
         return None
 
     def _take(self) -> tuple[Transfer, Callable[[Lane], None]] | None:
+        """Of the transfers with the fewest lanes the one that has waited longest. So a file is brought in
+        its order where there are others to bring beside it: whoever hashes it can follow."""
         now = time.monotonic()
-        for _ in range(len(self._transfers)):
-            transfer = self._transfers[0]
-            self._transfers.rotate(-1)
+        for transfer in sorted(self._transfers, key=lambda each: each.active):
             if transfer.course.error or transfer.course.ready_at > now:
                 continue
             if piece := transfer.take():
                 transfer.active += 1
+                self._transfers.remove(transfer)
+                self._transfers.append(transfer)
                 return transfer, piece
         return None
 

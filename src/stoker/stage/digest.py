@@ -1,8 +1,8 @@
 """Digests that an origin vouches for, computed behind the bytes while they land.
 
-Slices land in any order and a digest wants them in order, so a thread follows the front and reads each
-slice back from the page cache. Measured on two cores: 2.6 GB/s for xxh3, which hides behind the wire; sha256
-at 0.46 GB/s is what a hub download may wait for.
+Slices land in any order and a digest wants them in order. What lands at the front is hashed at once, while
+it is in the processor's cache; for the rest a thread follows and reads it back from the page cache. Reading
+back and hashing took a core 0.26 s per GB with xxh3 and 0.95 s with sha256, from tmpfs on the small machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def is_sound(path: Path, expected: str) -> bool:
 
 
 class Follower:
-    """Hashes a file in order while it lands. `advance` from any thread; `digest` waits for the end."""
+    """Hashes a file in order while it lands. `offer` and `advance` from any thread; `digest` waits for the
+    end."""
 
     def __init__(self, handle: int, size: int, *, like: str) -> None:
         self._handle, self._size = handle, size
@@ -64,14 +65,26 @@ class Follower:
         self._error: BaseException | None = None
         self._closed = False
         self._changed = threading.Condition()
+        self._hashing = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="stoker-digest", daemon=True)
         self._thread.start()
+
+    def offer(self, offset: int, data: memoryview) -> None:
+        """These bytes land: hash them now if it is their turn and nobody else hashes."""
+        if self._front == offset and self._hashing.acquire(blocking=False):
+            try:
+                if self._front == offset:
+                    self._running.update(data)
+                    self._front += len(data)
+            finally:
+                self._hashing.release()
 
     def advance(self, ready: int) -> None:
         """Everything before byte `ready` has landed."""
         with self._changed:
             self._ready = max(self._ready, ready)
-            self._changed.notify()
+            if self._ready > self._front or self._ready == self._size:
+                self._changed.notify()
 
     def digest(self) -> str:
         """The digest of the whole file, all of which must have landed."""
@@ -97,14 +110,19 @@ class Follower:
 
     def _hash_up_to(self, ready: int, buffer: memoryview) -> None:
         while self._front < ready and not self._closed:
-            got = os.preadv(self._handle, [buffer[: min(_READ_BYTES, ready - self._front)]], self._front)
-            if not got:
-                raise EOFError(f"the part file ends at byte {self._front:,}")
-            self._running.update(buffer[:got])
-            self._front += got
+            with self._hashing:
+                got = os.preadv(
+                    self._handle, [buffer[: max(0, min(_READ_BYTES, ready - self._front))]], self._front
+                )
+                if not got and self._front < ready:
+                    raise EOFError(f"the part file ends at byte {self._front:,}")
+                self._running.update(buffer[:got])
+                self._front += got
 
     def _wait(self) -> int:
         """How far it may hash; 0 when it was closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._ready > self._front)
+            self._changed.wait_for(
+                lambda: self._closed or self._ready > self._front or self._ready == self._size
+            )
             return 0 if self._closed else self._ready

@@ -52,6 +52,8 @@ class Landing:
 
     def write(self, offset: int, data: memoryview) -> None:
         write_all(self._handle, data, offset)
+        if self._follower:
+            self._follower.offer(offset, data)
         index, start = divmod(offset, SLICE_BYTES)
         slice_number = self._first + index
         size = self._part.sizes[slice_number]

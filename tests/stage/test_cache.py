@@ -139,7 +139,7 @@ def test_the_longest_unused_gives_way(origin, near_of):
 
 
 def test_what_is_read_never_gives_way(origin, near_of):
-    near = near_of(origin, budget=2 * BIG, ttl_s=0.2)
+    near = near_of(origin, budget=2 * BIG)
     held = [near.local_path("big-0"), near.local_path("big-1")]
     with pytest.raises(CacheFullError, match=rf"that process {os.getpid()} on .* reads") as caught:
         near.local_path("big-2")
@@ -148,18 +148,32 @@ def test_what_is_read_never_gives_way(origin, near_of):
     assert books(near.cache.folder, "parts", "leases") == []
 
 
-def test_a_killed_reader_holds_nothing(origin, tmp_path, stoker_environ):
-    program = (
-        "import sys, os, stoker; cache = stoker.Cache(sys.argv[1], budget=int(sys.argv[3])); "
-        "near = cache.at(sys.argv[2]); near.local_path('big-0'); near.local_path('big-1'); "
-        "os.kill(os.getpid(), 9)"
-    )
-    arguments = [str(tmp_path / "cache"), str(origin), str(2 * BIG)]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], env=stoker_environ(), timeout=60)
-    assert done.returncode == -9
-    assert books(tmp_path / "cache", "pins")
-    with stoker.Cache(tmp_path / "cache", budget=2 * BIG) as cache:
+READER = """
+import sys, stoker
+near = stoker.Cache(sys.argv[1]).at(sys.argv[2])
+print(near.local_path("big-0"), near.local_path("big-1"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_living_reader_holds_what_it_reads_and_a_killed_one_nothing(origin, tmp_path, stoker_environ):
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", READER, tmp_path / "cache", origin],
+            env=stoker_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as reader,
+        stoker.Cache(tmp_path / "cache", budget=2 * BIG) as cache,
+    ):
+        held = [Path(path.decode()) for path in reader.stdout.readline().split()]
+        with pytest.raises(CacheFullError, match=f"that process {reader.pid} on .* reads"):
+            cache.at(origin).local_path("big-2")
+        assert [path.stat().st_size for path in held] == [BIG, BIG]
+        reader.kill()
+        reader.wait()
         assert cache.at(origin).local_path("big-2").exists()
+        assert sum(path.exists() for path in held) == 1
 
 
 def test_without_a_budget_nothing_gives_way(origin, near_of, monkeypatch):

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from stoker.stage.lease import Claim, Lease
+from stoker.stage.owner import Owner
 
 
 class Pins:
@@ -64,10 +65,12 @@ class PinView:
     def __init__(self, folder: Path, *, ttl_s: float) -> None:
         self._folder, self._ttl_s = folder, ttl_s
         self._claims: dict[str, Claim] = {}
+        self.is_sure = True  # no holder was met that may be dead without anybody here knowing
 
     def holders(self) -> dict[str, tuple[str, ...]]:
         """Who holds each pinned unit. The pins of the dead are removed on the way."""
         found: dict[str, tuple[str, ...]] = {}
+        self.is_sure = True
         for name in sorted({name.removesuffix(".lease") for name in os.listdir(self._folder)}):
             path = self._folder / name
             claim = self._claims.setdefault(
@@ -78,10 +81,18 @@ class PinView:
                 lease.release()
                 del self._claims[name]
                 continue
-            holder = str(claim.holder() or f"the owner of {path}")
+            owner = claim.holder()
+            self.is_sure = self.is_sure and owner is not None and _is_near(owner)
             for key in _pinned_in(path):
-                found[key] = (*found.get(key, ()), holder)
+                found[key] = (*found.get(key, ()), str(owner or f"the owner of {path}"))
         return found
+
+
+def _is_near(owner: Owner) -> bool:
+    """Whether its death would have been seen at once: a process of this boot and these namespaces."""
+    me = Owner.this_process(token="", epoch=0, purpose="", ttl_s=0.0)
+    near = (me.host, me.boot, me.pid_namespace)
+    return all(near) and (owner.host, owner.boot, owner.pid_namespace) == near
 
 
 def _lease_of(path: Path) -> Path:

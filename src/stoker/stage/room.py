@@ -49,7 +49,7 @@ class Room:
                 going = evictions(holdings, need_bytes=short, keep={unit.key}, used_before=used_before)
                 if going is not None and self._evict_all(going):
                     return begin()
-                doubtful = going is not None or any(held.holders for held in holdings)
+                doubtful = going is not None or not self._pins.is_sure
             # a holder on another node may be dead: its silence shows only after a while
             if not doubtful or time.monotonic() > silent_at or used_before < float("inf"):
                 raise self.full(unit, short)

@@ -61,6 +61,16 @@ class Shelf:
 
     def holds(self, unit: Unit) -> bool:
         """Whether the unit lies here, whole, with the content that is wanted."""
+        if self._finds(unit):
+            return True
+        # A network filesystem may say for a minute that what another node made is not there; reading the
+        # folders makes it look again.
+        for folder in (self.books / "units", self.folder / unit.folder):
+            with suppress(OSError), os.scandir(folder) as found:
+                next(found, None)
+        return self._finds(unit)
+
+    def _finds(self, unit: Unit) -> bool:
         record = self.record(unit.key)
         if record is None or not record.unit.same_content(unit):
             return False

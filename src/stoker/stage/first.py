@@ -268,7 +268,9 @@ class Meeting:
                 seat.remove(
                     folder, [name for name in os.listdir(folder) if name.endswith((".answer", ".done"))]
                 )
-        if holder:
+        if self._lease:
+            self._lease.release()
+        elif holder:
             seat.leave(self._claim.path, holder)
         seat.remove_folder(self.folder)
 

@@ -180,7 +180,7 @@ def _node(server: Server, number: int) -> Iterator[Node]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     guest = [sys.executable, str(Path(__file__).with_name("nfs_guest.py")), str(number)]
-    machine = ["mem=192M", f"umid=node-{number}", f"uml_dir={server.folder}/", f"eth0=tuntap,tap{number}"]
+    machine = ["mem=128M", f"umid=node-{number}", f"uml_dir={server.folder}/", f"eth0=tuntap,tap{number}"]
     lines = ["con=null", "con0=null,fd:2", "ssl=null", "ssl0=fd:0,fd:1", "quiet"]
     root = ["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={guest[0]}"]
     values = [f"{name}={value}" for name, value in environ.items()]

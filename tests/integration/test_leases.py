@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +87,61 @@ def test_nobody_is_ever_in_anothers_seat(
     assert max(epochs) > 1
     take(Claim(tmp_path / "x.lease")).release()
     assert {path.name for path in tmp_path.iterdir()} <= {"log", "table"}
+
+
+# Takes the lease often, with a TTL so short that whoever is stopped loses it, and says whom it follows.
+SLEEPERS = """
+import os, random, sys, time
+from pathlib import Path
+from stoker.errors import LeaseLostError
+from stoker.stage.lease import Claim
+
+here, chance = Path(sys.argv[1]), random.Random(os.getpid())
+log = os.open(here / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+claim = Claim(here / "x.lease", ttl_s=0.1)
+while not (here / "over").exists():
+    lease = claim.try_take()
+    if lease is None:
+        time.sleep(chance.uniform(0, 0.01))
+        continue
+    before = lease.previous.token if lease.previous else "-"
+    os.write(log, f"{lease.owner.token} {before} {lease.epoch}\\n".encode())
+    time.sleep(chance.uniform(0, 0.02))
+    try:
+        lease.check()
+    except LeaseLostError:
+        os.write(log, b"lost - 0\\n")
+    lease.release()
+"""
+
+
+def test_no_owner_has_two_successors_however_they_sleep(
+    tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
+) -> None:
+    command = [sys.executable, "-c", SLEEPERS, str(tmp_path)]
+    with ExitStack() as stack:
+        crowd = [
+            stack.enter_context(subprocess.Popen(command, env=stoker_environ())) for _ in range(PROCESSES)
+        ]
+        stack.callback(lambda: [process.kill() for process in crowd])
+        for _ in range(20):
+            sleepers = random.sample(crowd, PROCESSES // 2)
+            for process in sleepers:
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(random.uniform(0, 0.3))  # the moment is the point: nothing to wait for
+            for process in sleepers:
+                process.send_signal(signal.SIGCONT)
+            time.sleep(random.uniform(0, 0.05))
+        (tmp_path / "over").touch()
+        assert [process.wait(30) for process in crowd] == [0] * PROCESSES
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    epochs = {token: int(epoch) for token, _, epoch in lines if token != "lost"}
+    followed = [before for _, before, _ in lines if before != "-"]
+    assert len(set(followed)) == len(followed)
+    assert followed  # some were taken over
+    assert all(int(epoch) == epochs[before] + 1 for _, before, epoch in lines if before in epochs)
+    take(Claim(tmp_path / "x.lease", ttl_s=0.1)).release()
+    assert {path.name for path in tmp_path.iterdir()} == {"log", "over"}
 
 
 def test_one_of_many_takers_succeeds_a_dead_owner(

@@ -31,11 +31,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from urllib.parse import quote
 
 from stoker.errors import FirstRankError, LeaseLostError, UsageError
@@ -166,7 +167,7 @@ class Answer:
         """Whether it is known to have been given after that process started."""
         return process.clock != "" and self.clock == process.clock and self.at_s >= process.started_s
 
-    def throw(self, name: str) -> None:
+    def throw(self, name: str) -> NoReturn:
         """Raise the exception as it was, caused by one that says whose it was."""
         whose = FirstRankError(
             f"{self.who} failed in first_rank({name!r}):\n{self.report}", hint="see the traceback above"
@@ -195,17 +196,15 @@ class Meeting:
 
     def wait(self) -> Answer | None:
         """The answer, once there is one; None if this process is the one to work."""
-        old = self._old()
-        for delay_s in _delays(self._ttl_s / 6):
-            if answer := self._current(old):
-                return self._collect(answer)
+        old, delays = self._old(), _delays(self._ttl_s / 6)
+        while (answer := self._current(old)) is None:
             if lease := self._claim.try_take():
                 self._lease = lease
-                heir = lease.previous.token if lease.previous else ""
-                answer = self._read(heir) if heir not in old else None
-                return self.publish(answer) if answer else None
-            time.sleep(delay_s)
-        raise AssertionError("delays never end")
+                heir_of = lease.previous.token if lease.previous else ""
+                left = self._read(heir_of) if heir_of and heir_of not in old else None
+                return self.publish(left) if left else None
+            time.sleep(next(delays))
+        return self._collect(answer)
 
     def publish(self, answer: Answer) -> Answer:
         """Give the answer to all; returns the one that counts if another process was put in our place."""
@@ -250,11 +249,16 @@ class Meeting:
     def _read(self, token: str) -> Answer | None:
         try:
             return Answer(**json.loads((self.folder / f"{token}.answer").read_bytes()))
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in seat.GONE:
+                raise
             return None
 
     def _collect(self, answer: Answer) -> Answer:
-        with named_errors("write to", self.folder):
+        with (
+            named_errors("write to", self.folder),
+            suppress(FileNotFoundError),
+        ):  # cleared: nobody waits for us
             (self.folder / f"{answer.id}-{self._rank}.done").touch()
             if self._size and len(list(self.folder.glob(f"{answer.id}-*.done"))) >= self._size:
                 self._clear()
@@ -268,7 +272,9 @@ class Meeting:
                 seat.remove(
                     folder, [name for name in os.listdir(folder) if name.endswith((".answer", ".done"))]
                 )
-        if holder:
+        if self._lease:
+            self._lease.release()
+        elif holder:
             seat.leave(self._claim.path, holder)
         seat.remove_folder(self.folder)
 

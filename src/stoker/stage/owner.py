@@ -27,6 +27,13 @@ class Owner:
     purpose: str = ""
     ttl_s: float
 
+    def __post_init__(self) -> None:
+        # What is read from a torn record must not reach the kernel as a process id.
+        if not (
+            isinstance(self.pid, int) and 0 < self.pid < 1 << 31 and isinstance(self.ttl_s, (int, float))
+        ):
+            raise ValueError(f"no owner has process id {self.pid!r} and TTL {self.ttl_s!r}")
+
     @classmethod
     def this_process(cls, *, token: str, epoch: int, purpose: str, ttl_s: float) -> Owner:
         return cls(

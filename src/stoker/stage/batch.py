@@ -48,7 +48,7 @@ class BatchTransfer:
     def is_over(self) -> bool:
         return not self.active and (not self._pending or self.course.error is not None)
 
-    def take(self) -> Callable[[Lane], None] | None:
+    def take(self, others: int) -> Callable[[Lane], None] | None:
         return self._run if self._pending and self.active < MOST_LANES else None
 
     def _run(self, lane: Lane) -> None:

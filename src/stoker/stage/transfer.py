@@ -148,18 +148,18 @@ class FileTransfer:
     def is_over(self) -> bool:
         return not self.active and (not self._pending or self.course.error is not None)
 
-    def take(self) -> Callable[[Lane], None] | None:
-        """The next range for a lane, if one more may work on this file."""
+    def take(self, others: int) -> Callable[[Lane], None] | None:
+        """The next range for a lane, if one more may work on this file; so many others are being brought."""
         alone = not self._source.is_settled or not self._source.has_ranges
         if not self._pending or (alone and self.active):
             return None
-        span = self._cut()
+        span = self._cut(self._means.pace, 1 + others)
         return lambda lane: self._run(span, lane)
 
-    def _cut(self) -> Span:
+    def _cut(self, pace: Pace, files: int) -> Span:
         start, stop = self._pending.popleft()
         left = stop - start + sum(b - a for a, b in self._pending)
-        end = start // SLICE_BYTES * SLICE_BYTES + self._means.pace.range_bytes(left)
+        end = start // SLICE_BYTES * SLICE_BYTES + pace.range_bytes(left, files=files)
         if end < stop:
             self._pending.appendleft((end, stop))
         return start, min(stop, end)

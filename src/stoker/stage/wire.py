@@ -191,7 +191,7 @@ class Wire:
         for transfer in sorted(self._transfers, key=lambda each: each.active):
             if transfer.course.error or transfer.course.ready_at > now:
                 continue
-            if piece := transfer.take():
+            if piece := transfer.take(len(self._transfers) - 1):
                 transfer.active += 1
                 self._transfers.remove(transfer)
                 self._transfers.append(transfer)

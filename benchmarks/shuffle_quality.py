@@ -47,7 +47,7 @@ def main() -> None:
         held = order.lanes * window * chunk * SAMPLE_BYTES if shuffle != "off" else chunk * SAMPLE_BYTES
         name = f"{shuffle}, chunks of {chunk * SAMPLE_BYTES >> 10} KiB, window {window}"
         found[name] = {
-            **quality(order.draw(np.arange(SAMPLES), epoch=0).sample),
+            **quality(order.draw(range(SAMPLES), epoch=0).sample),
             "held_mib": held / (1 << 20),
         }
     RESULTS.mkdir(exist_ok=True)

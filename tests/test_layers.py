@@ -17,7 +17,7 @@ ROOT = Path(stoker.__file__).parent
 # From the bottom up. A module of one layer may import the layers named beside it; inside `words` only
 # what stands before it in this list. A package may always import its own modules.
 LAYERS = {
-    "words": ("errors", "world", "formats", "storage", "manifest", "spans", "findings"),
+    "words": ("errors", "mixing", "world", "formats", "storage", "manifest", "spans", "findings"),
     "parts": ("sources", "launch"),
     "path": ("prepare", "stage", "load"),
     "edge": ("feeder", "cli"),

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from stoker.findings import Finding
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
+    from stoker.stage.cache import Cache
+    from stoker.stage.first import first_rank
+    from stoker.stage.run import fetch
     from stoker.storage import open_store
     from stoker.world import World
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cache",
     "Feeder",
     "Finding",
     "Loader",
@@ -26,11 +30,14 @@ __all__ = [
     "World",
     "__version__",
     "feed",
+    "fetch",
+    "first_rank",
     "open_store",
     "read_manifest",
 ]
 
 _HOMES = {
+    "Cache": "stoker.stage.cache",
     "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
     "Loader": "stoker.load.loader",
@@ -38,6 +45,8 @@ _HOMES = {
     "StokerError": "stoker.errors",
     "World": "stoker.world",
     "feed": "stoker.feeder",
+    "fetch": "stoker.stage.run",
+    "first_rank": "stoker.stage.first",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

@@ -7,10 +7,13 @@
     ├── BadManifestError      a manifest that is absent, torn or of another version
     ├── BadShardError         a shard that is not what its manifest says
     ├── StorageError          a file or object that cannot be reached, read or written
-    │   └── ChangedError          a file or object that became another while it was read
+    │   ├── ChangedError          a file or object that became another while it was read
+    │   └── CacheFullError        what is to be staged does not fit, and what holds the space
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
-    └── TaskError             tasks of a plan that failed, with their logs
+    ├── TaskError             tasks of a plan that failed, with their logs
+    ├── LeaseLostError        a lease that another process has taken over
+    └── FirstRankError        the process that worked for all ranks failed
 
 A message says what happened with its values; `hint` says what to do about it.
 """
@@ -65,6 +68,10 @@ class ChangedError(StorageError):
     """A file or object that became another while it was read."""
 
 
+class CacheFullError(StorageError):
+    """What is to be staged does not fit."""
+
+
 class TokenizerError(StokerError):
     """A tokenizer that cannot be found, loaded or used."""
 
@@ -75,6 +82,14 @@ class EngineMismatchError(TokenizerError):
 
 class TaskError(StokerError):
     """Tasks of a plan that failed."""
+
+
+class LeaseLostError(StokerError):
+    """A lease that another process has taken over, or that could not be renewed."""
+
+
+class FirstRankError(StokerError):
+    """The process that worked for all ranks failed: which, and with what."""
 
 
 def require(package: str, *, extra: str) -> Any:

@@ -97,7 +97,7 @@ def serve(
     )
     with ExitStack() as stack:
         stack.enter_context(
-            _running(
+            running(
                 [
                     *(
                         rclone,
@@ -115,7 +115,7 @@ def serve(
                 port=rclone_port,
             )
         )
-        stack.enter_context(_running([nginx, "-p", str(folder), "-c", str(config)], port=port))
+        stack.enter_context(running([nginx, "-p", str(folder), "-c", str(config)], port=port))
         yield S3Server(root=root, endpoint=f"http://127.0.0.1:{port}")
 
 
@@ -129,7 +129,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def _running(command: list[str], *, port: int) -> Iterator[None]:
+def running(command: list[str], *, port: int) -> Iterator[None]:
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:

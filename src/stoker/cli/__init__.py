@@ -13,7 +13,7 @@ from stoker.errors import StokerError, UsageError
 class _Verbs(click.Group):
     """Imports a verb's module when the verb is used, so that --help stays quick."""
 
-    _HOMES = {"prepare": "stoker.cli.prepare"}  # noqa: RUF012 - read only
+    _HOMES = {"prepare": "stoker.cli.prepare", "stage": "stoker.cli.stage"}  # noqa: RUF012 - read only
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._HOMES)
@@ -32,8 +32,8 @@ class _Verbs(click.Group):
 def stoker() -> None:
     """Keep GPUs fed.
 
-    The verbs follow the data: prepare raw text into shards, then (in later releases) stage them next to
-    the GPU, load them, checkpoint, watch the run and diagnose why it waits.
+    The verbs follow the data: prepare raw text into shards, stage them next to the GPU, then (in later
+    releases) load them, checkpoint, watch the run and diagnose why it waits.
     """
 
 

@@ -7,9 +7,9 @@ slot, so that fixed-size chunks share one arena and a batch is gathered from it 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
 from stoker.load.engines import Bytes
 from stoker.load.layout import Layout, Piece
-from stoker.load.reader import ShardReader, open_zstd
-
-Key = tuple[int, int, int]  # dataset, first sample, stop
+from stoker.load.order import Key
+from stoker.load.reader import Pump, ShardReader, open_zstd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +124,7 @@ class ChunkLoader:
     def read(self, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
         """Read one piece; the stretches of the chunk that are damaged."""
         name = piece.file.name
-        if not name.endswith(".zst"):
+        if not _is_compressed(piece):
             parts = self._reader.read(name, piece.start, out)
             return [(piece.at + start, piece.at + stop) for start, stop in parts]
         try:
@@ -135,11 +134,36 @@ class ChunkLoader:
                 raise
             return [(piece.at, piece.at + len(out))]
 
-    def path_if_verified(self, piece: Piece) -> Path | None:
-        """Where a piece can be read from without verifying it again, by any means."""
-        if piece.file.name.endswith(".zst"):
-            return None
-        return self._reader.path_if_verified(piece.file.name, piece.start, piece.stop)
+    @property
+    def block_bytes(self) -> int:
+        return self._reader.block_bytes
+
+    def parts(self, piece: Piece) -> Iterator[tuple[Piece, bool]]:
+        """A piece in parts: stretches of verified blocks, and blocks that are not verified yet."""
+        for start, stop, is_verified in self._stretches(piece):
+            yield replace(piece, start=start, stop=stop, at=piece.at + start - piece.start), is_verified
+
+    def _stretches(self, piece: Piece) -> Iterator[tuple[int, int, bool]]:
+        if not _is_compressed(piece):
+            return self._reader.stretches(piece.file.name, piece.start, piece.stop)
+        # compressed bytes are verified as they are read, and are of no use to a device
+        starts = range(piece.start, piece.stop, self.block_bytes)
+        return ((start, min(start + self.block_bytes, piece.stop), False) for start in starts)
+
+    def read_to_verify(self, part: Piece, stage: Bytes) -> tuple[list[tuple[int, int]], int]:
+        """Read the block that a part lies in; what of the part's chunk is damaged, and where in the stage
+        the part begins."""
+        if _is_compressed(part):
+            return self.read(part, stage[: part.stop - part.start]), 0
+        is_good, lead = self._reader.read_block(part.file.name, part.start, stage)
+        return [] if is_good else [(part.at, part.at + part.stop - part.start)], lead
+
+    def pump(self, part: Piece, ring: Pump, target: Any) -> None:
+        """Let a ring read verified bytes to a target on a device."""
+        self._reader.pump(part.file.name, part.start, ring, target)
+
+    def path(self, part: Piece) -> Path:
+        return self._reader.path(part.file.name)
 
     def _read_zstd(self, plain: SeekableReader, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
         plain.seek(piece.start)
@@ -147,3 +171,7 @@ class ChunkLoader:
         while len(view) and (got := plain.readinto(view)):
             view = view[got:]
         return []
+
+
+def _is_compressed(piece: Piece) -> bool:
+    return piece.file.name.endswith(".zst")

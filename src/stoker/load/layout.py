@@ -17,9 +17,10 @@ import numpy as np
 
 from stoker.errors import UsageError
 from stoker.formats import megatron, tar
-from stoker.load.order import Integers
+from stoker.load.order import Draw
 from stoker.load.reader import PlainFile, ShardReader
 from stoker.manifest import FileRecord, Manifest, ShardRecord
+from stoker.mixing import Integers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,12 +69,18 @@ class Windows:
         starts: Integers = (samples - self._starts[self.shard_of(samples)]) * self.seq_len
         return starts
 
-    def token_in_chunk(self, samples: Integers, first: Integers) -> Integers:
+    def token_in_chunk(self, draw: Draw) -> Integers:
         """The first token of each sample in the buffer its chunk was read into. Pieces of different
         shards lie behind each other there, and each brings one token more than its samples' stride."""
-        gaps = self.shard_of(samples) - self.shard_of(first)
-        places: Integers = (samples - first) * self.seq_len + gaps
+        first = draw.first
+        places = (draw.sample - first) * self.seq_len
+        if self._any_spans_shards(draw):
+            places += self.shard_of(draw.sample) - self.shard_of(first)
         return places
+
+    def _any_spans_shards(self, draw: Draw) -> bool:
+        _, first, stop = np.array(draw.keys).T
+        return bool((self.shard_of(first) != self.shard_of(stop - 1)).any())
 
     def pieces(self, first: int, stop: int) -> list[Piece]:
         low, high = self.shard_of(np.array([first, stop - 1])).tolist()

@@ -53,6 +53,7 @@ class LoaderReport:
     skipped_samples: int
     damaged_blocks: int
     damage: tuple[str, ...]
+    healed: tuple[str, ...]
     chunk_bytes_held: int
     read_alone: bool
     reader: str
@@ -158,6 +159,7 @@ class Loader:
             skipped_samples=self._skipped,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
+            healed=tuple(name for one in damage for name in one.healed),
             chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
             reader=self._engine.reader(),
@@ -186,8 +188,10 @@ class Loader:
         self.close()
 
     def _open(self, source: Source, files: Files | None) -> Dataset:
-        # cuFile reads what has been verified; the first, verifying read is an ordinary one
-        engine = "pread" if self.options.reader == "cufile" else self.options.reader
+        # cuFile reads what has been verified; the first, verifying read is an ordinary one. On the way to a
+        # device a memory map is of no use.
+        ordinary = ("cufile", "mmap") if self.options.device else ("cufile",)
+        engine = "pread" if self.options.reader in ordinary else self.options.reader
         return open_dataset(source, files=files, engine=engine, on_corrupt=self.options.on_corrupt)
 
     def _build(self) -> None:

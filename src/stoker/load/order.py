@@ -14,16 +14,13 @@ its own lanes only: its share of the shards, read in whole chunks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stoker.errors import UsageError
-
-Integers = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
+from stoker.mixing import Integers, key_of, permutation, permuted
 
 SHUFFLES = ("full", "blocks", "off")
 
@@ -31,20 +28,76 @@ SHUFFLES = ("full", "blocks", "off")
 # memory (one chunk each).
 LANES = 24
 
-_CHUNKS, _WITHIN, _PHASE, _BLEND = range(1, 5)  # what a key is for
+_CHUNKS, _WITHIN, _PHASE = range(1, 4)  # what a key is for
+
+Key = tuple[int, int, int]  # a chunk: its dataset, first sample and stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """Where positions lead, one entry each: the sample, and the chunk `first:stop` it is read with."""
+    """Where positions lead, one entry each: the sample, and which of `keys` is the chunk it is in."""
 
     sample: Integers
-    first: Integers
-    stop: Integers
-    dataset: Integers
+    chunk: Integers
+    keys: Sequence[Key]
 
     def __len__(self) -> int:
         return len(self.sample)
+
+    @property
+    def dataset(self) -> Integers:
+        return np.array([dataset for dataset, _, _ in self.keys], np.int64)[self.chunk]
+
+    @property
+    def first(self) -> Integers:
+        """The first sample of each one's chunk."""
+        return np.array([first for _, first, _ in self.keys], np.int64)[self.chunk]
+
+    def rows(self, rows: Integers) -> Draw:
+        """Some of it, or some of it twice, with all chunks."""
+        return Draw(sample=self.sample[rows], chunk=self.chunk[rows], keys=self.keys)
+
+    def part(self, rows: slice | Integers) -> Draw:
+        """Some of it, with only the chunks those need."""
+        chunk = self.chunk[rows]
+        used = np.zeros(len(self.keys), bool)
+        used[chunk] = True
+        number = np.cumsum(used) - 1
+        keys = [self.keys[which] for which in np.flatnonzero(used).tolist()]
+        return Draw(sample=self.sample[rows], chunk=number[chunk], keys=keys)
+
+    def alone(self) -> Draw:
+        """The same samples, each a chunk by itself: for when the chunks do not fit in memory."""
+        rows = zip(self.dataset.tolist(), self.sample.tolist(), strict=True)
+        numbers = Numbers()
+        chunk = [numbers.of((dataset, sample, sample + 1)) for dataset, sample in rows]
+        return Draw(sample=self.sample, chunk=np.array(chunk, np.int64), keys=numbers.keys)
+
+    @staticmethod
+    def join(draws: Iterable[Draw]) -> Draw:
+        """One after the other."""
+        numbers, samples, chunks = Numbers(), [_NONE], [_NONE]
+        for draw in draws:
+            samples.append(draw.sample)
+            chunks.append(np.array([numbers.of(key) for key in draw.keys], np.int64)[draw.chunk])
+        return Draw(sample=np.concatenate(samples), chunk=np.concatenate(chunks), keys=numbers.keys)
+
+
+_NONE: Integers = np.empty(0, np.int64)
+
+
+class Numbers:
+    """Numbers chunks as they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int] = {}
+
+    def of(self, key: Key) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(self._numbers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +110,12 @@ class Order:
     window: int = 1
     seed: int = 0
     shuffle: str = "full"
+    dataset: int = 0
+    _starts: Sequence[int] = field(default=(), init=False, compare=False, repr=False)
+    # the window each lane is in: it is asked for in stretches
+    _latest: dict[int, tuple[tuple[int, int], _Window]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.shuffle not in SHUFFLES:
@@ -67,161 +126,118 @@ class Order:
                 f"windows of {self.window} is impossible",
                 hint="lanes, chunk and window are at least 1",
             )
+        object.__setattr__(self, "_starts", self._lane_starts())
 
     @property
     def positions(self) -> int:
         """Positions in an epoch."""
         return self.samples
 
-    def draw(self, positions: Integers, *, epoch: int) -> Draw:
+    def draw(self, rows: range, *, epoch: int) -> Draw:
         """What lies at these positions of an epoch."""
         if self.shuffle == "off":
-            first = positions - positions % self.chunk
-            stop = np.minimum(first + self.chunk, self.samples)
-            return Draw(sample=positions, first=first, stop=stop, dataset=np.zeros_like(positions))
-        turn, lanes = np.divmod(positions, self.lanes)
-        # all of one epoch: what depends on the lane alone is computed once a lane, not once a position
-        each = np.arange(self.lanes)
-        keys = mix(self.seed, epoch, each)
-        phases = _below(self.lane_sizes(each), mix(keys, _PHASE))
-        return self._draw(lanes, turn, keys[lanes], mix(keys, _CHUNKS)[lanes], phases[lanes])
+            return self._in_disk_order(np.arange(rows.start, rows.stop, rows.step))
+        sample, chunk, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), Numbers()
+        for mine, lane, turns in lanes_of(rows, self.lanes):
+            sample[mine], chunk[mine] = self.walk(lane, turns, epoch=epoch, numbers=numbers)
+        return Draw(sample=sample, chunk=chunk, keys=numbers.keys)
 
-    def draw_in_lanes(self, lanes: Integers, index: Integers, epochs: Integers) -> Draw:
-        """Sample number `index` of each lane, in the order of its epoch."""
-        keys = mix(self.seed, epochs, lanes)
-        phases = _below(self.lane_sizes(lanes), mix(keys, _PHASE))
-        return self._draw(lanes, index, keys, mix(keys, _CHUNKS), phases)
-
-    def lane_sizes(self, lanes: Integers) -> Integers:
-        """Samples in each of these lanes: equal but for one."""
-        size, left = divmod(self.samples, self.lanes)
-        return size + (lanes < left)
-
-    def lane_starts(self) -> Integers:
-        """The first sample of each lane. A stride near the golden ratio spreads consecutive lanes."""
-        places = np.arange(self.lanes) * _coprime(round(self.lanes * 0.618), self.lanes) % self.lanes
-        sizes = np.empty(self.lanes, np.int64)
-        sizes[places] = self.lane_sizes(np.arange(self.lanes))
-        starts: Integers = (np.cumsum(sizes) - sizes)[places]
-        return starts
-
-    def _draw(self, lanes: Integers, index: Integers, keys: Keys, chunk_keys: Keys, phases: Integers) -> Draw:
-        size, start = self.lane_sizes(lanes), self.lane_starts()[lanes]
-        if self.shuffle == "off":
-            chunk, within = np.divmod(index, self.chunk)
-        else:
+    def walk(self, lane: int, index: Integers, *, epoch: int, numbers: Numbers) -> tuple[Integers, Integers]:
+        """Sample number `index` (ascending) of a lane in the order of its epoch, and the chunk of each."""
+        size = self.lane_size(lane)
+        if self.shuffle != "off":
             # Lanes start at different phases, or all would need their next chunk at the same moment. The
             # phase also moves the short last chunk, which is never permuted, to another place each epoch.
-            index = index + phases
-            chunk, within = self._shuffled(
-                np.where(index >= size, index - size, index), size, keys, chunk_keys
-            )
-        first = chunk * self.chunk
-        return Draw(
-            sample=start + first + within,
-            first=start + first,
-            stop=start + np.minimum(first + self.chunk, size),
-            dataset=np.zeros_like(lanes),
-        )
+            index = index + key_of(self.seed, epoch, lane, _PHASE) % max(1, size)
+            index = np.where(index >= size, index - size, index)
+        sample, chunk = np.empty_like(index), np.empty_like(index)
+        windows, within = np.divmod(index, self.window * self.chunk)
+        for number, rows in _runs(windows):
+            window = self._window(lane, epoch, number)
+            sample[rows] = window.sample[within[rows]]
+            chunk[rows] = np.array([numbers.of(key) for key in window.keys])[window.chunk[within[rows]]]
+        return sample, chunk
 
-    def _shuffled(
-        self, index: Integers, size: Integers, keys: Keys, chunk_keys: Keys
-    ) -> tuple[Integers, Integers]:
-        """The chunk each index leads to, and the place in it."""
+    def lane_size(self, lane: int) -> int:
+        """Samples in a lane: equal but for one."""
+        size, left = divmod(self.samples, self.lanes)
+        return size + (lane < left)
+
+    def lane_start(self, lane: int) -> int:
+        """The first sample of a lane."""
+        return self._starts[lane]
+
+    def _lane_starts(self) -> Sequence[int]:
+        """A stride near the golden ratio spreads consecutive lanes."""
+        stride = _coprime(round(self.lanes * 0.618), self.lanes)
+        by_place = sorted(range(self.lanes), key=lambda lane: lane * stride % self.lanes)
+        starts, at = [0] * self.lanes, 0
+        for lane in by_place:
+            starts[lane] = at
+            at += self.lane_size(lane)
+        return starts
+
+    def _in_disk_order(self, positions: Integers) -> Draw:
+        numbers = Numbers()
+        chunks, chunk = positions // self.chunk, np.empty_like(positions)
+        for number, rows in _runs(chunks):
+            first = number * self.chunk
+            chunk[rows] = numbers.of((self.dataset, first, min(first + self.chunk, self.samples)))
+        return Draw(sample=positions, chunk=chunk, keys=numbers.keys)
+
+    def _window(self, lane: int, epoch: int, number: int) -> _Window:
+        at, window = self._latest.get(lane, ((-1, -1), None))
+        if window is None or at != (epoch, number):
+            window = self._make_window(lane, epoch, number)
+            self._latest[lane] = (epoch, number), window
+        return window
+
+    def _make_window(self, lane: int, epoch: int, number: int) -> _Window:
+        size, start, key = self.lane_size(lane), self.lane_start(lane), key_of(self.seed, epoch, lane)
         span = self.window * self.chunk
-        group, within = np.divmod(index, span)
+        room = min(span, size - number * span)
+        chunk, within = np.divmod(np.arange(room), self.chunk)
         if self.shuffle == "full":
-            room = np.minimum(span, size - group * span)
-            within = permute(within, room, mix(keys, _WITHIN, group))
-        if self.window > 1:
-            step, within = np.divmod(within, self.chunk)
-            group = group * self.window + step
-        whole = size // self.chunk
-        chunk = np.where(group < whole, permute(np.minimum(group, whole - 1), whole, chunk_keys), group)
-        return chunk, within
+            shuffled = permutation(room, key_of(key, _WITHIN, number))
+            chunk, within = chunk[shuffled], within[shuffled]
+        visited = range(number * self.window, number * self.window + -(-room // self.chunk))
+        firsts = np.array([self._visit(turn, size // self.chunk, key) * self.chunk for turn in visited])
+        keys = [
+            (self.dataset, start + first, start + min(first + self.chunk, size)) for first in firsts.tolist()
+        ]
+        return _Window(sample=start + firsts[chunk] + within, chunk=chunk, keys=keys)
+
+    def _visit(self, turn: int, whole: int, key: int) -> int:
+        """The chunk visited at a turn; a short last one stays where it is."""
+        if self.shuffle == "off" or turn >= whole:
+            return turn
+        return permuted(turn, whole, key_of(key, _CHUNKS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blend:
-    """Several datasets, mixed by weight. Every lane deals them out by one repeating pattern, so the
-    shares hold over any stretch, and each dataset goes through epochs of its own."""
+class _Window:
+    """The samples of a window in their order, and which of its chunks each lies in."""
 
-    orders: tuple[Order, ...]
-    weights: tuple[float, ...]
-    pattern: Integers
-    before: Integers
-    share: Integers
-    seed: int
-
-    @property
-    def lanes(self) -> int:
-        return self.orders[0].lanes
-
-    @property
-    def positions(self) -> int:
-        """One epoch of a blend is as many samples as its datasets hold together."""
-        total = sum(order.samples for order in self.orders)
-        return total - total % self.lanes
-
-    def draw(self, positions: Integers, *, epoch: int) -> Draw:
-        turn, lanes = np.divmod(positions + epoch * self.positions, self.lanes)
-        shift = _below(np.full_like(lanes, len(self.pattern)), mix(self.seed, _BLEND, lanes))
-        cycle, place = np.divmod(turn + shift, len(self.pattern))
-        dataset = self.pattern[place]
-        skipped = self.before[dataset, shift]
-        number = cycle * self.share[dataset] + self.before[dataset, place] - skipped
-        return self._draw_each(lanes, dataset, number)
-
-    def _draw_each(self, lanes: Integers, dataset: Integers, number: Integers) -> Draw:
-        sample, first, stop = np.empty_like(lanes), np.empty_like(lanes), np.empty_like(lanes)
-        for which, order in enumerate(self.orders):
-            mine = np.flatnonzero(dataset == which)
-            epochs, index = np.divmod(number[mine], order.lane_sizes(lanes[mine]))
-            drawn = order.draw_in_lanes(lanes[mine], index, epochs)
-            sample[mine], first[mine], stop[mine] = drawn.sample, drawn.first, drawn.stop
-        return Draw(sample=sample, first=first, stop=stop, dataset=dataset)
+    sample: Integers
+    chunk: Integers
+    keys: Sequence[Key]
 
 
-# Places in a blend's pattern: weights are kept to one part in this many.
-_PATTERN = 4096
+def lanes_of(rows: range, lanes: int) -> Iterator[tuple[slice, int, Integers]]:
+    """The lanes that positions lie in: which of the rows, the lane, and the turns they are at."""
+    apart = lanes // math.gcd(lanes, rows.step)  # rows this far apart share a lane
+    for column in range(min(apart, len(rows))):
+        mine = rows[column::apart]
+        turns = mine.start // lanes + np.arange(len(mine)) * (mine.step // lanes)
+        yield slice(column, None, apart), mine.start % lanes, turns
 
 
-def make_blend(orders: tuple[Order, ...], weights: tuple[float, ...], *, seed: int = 0) -> Blend:
-    """A blend of datasets; the weights need not sum to one."""
-    _check_blend(orders, weights)
-    share = _apportion(weights, _PATTERN)
-    sorted_pattern = np.repeat(np.arange(len(orders)), share)
-    places = permute(
-        np.arange(_PATTERN), np.full(_PATTERN, _PATTERN), mix(seed, _BLEND, np.zeros(_PATTERN, int))
-    )
-    pattern = sorted_pattern[places]
-    chosen = pattern == np.arange(len(orders))[:, None]
-    before = np.cumsum(chosen, axis=1) - chosen
-    return Blend(orders=orders, weights=weights, pattern=pattern, before=before, share=share, seed=seed)
-
-
-def _check_blend(orders: tuple[Order, ...], weights: tuple[float, ...]) -> None:
-    if len(orders) != len(weights) or not orders or any(not weight > 0 for weight in weights):
-        raise UsageError(
-            f"{len(orders)} datasets and weights {weights} do not make a blend",
-            hint="give one positive weight per dataset",
-        )
-    smallest = min(order.samples for order in orders)
-    if smallest < orders[0].lanes or len({order.lanes for order in orders}) > 1:
-        raise UsageError(
-            f"a dataset of {smallest} samples cannot fill {orders[0].lanes} lanes",
-            hint="give every dataset of a blend the same number of lanes, at most its number of samples",
-        )
-
-
-def _apportion(weights: tuple[float, ...], places: int) -> Integers:
-    """Whole numbers that sum to `places`, each as near to its weight as it can be, and at least one."""
-    exact = np.array(weights) / sum(weights) * places
-    share = np.maximum(np.floor(exact).astype(np.int64), 1)
-    for which in np.argsort(share - exact)[: places - int(share.sum())]:
-        share[which] += 1
-    share[np.argmax(share)] += places - int(share.sum())
-    return share
+def _runs(numbers: Integers) -> Iterator[tuple[int, slice]]:
+    """Stretches of equal numbers."""
+    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    for start, stop in zip([0, *cuts], [*cuts, len(numbers)], strict=True):
+        if start < stop:
+            yield int(numbers[start]), slice(start, stop)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,10 +257,10 @@ class Share:
         left = max(0, positions - start)
         return left // self.global_batch if tail == "drop" else -(-left // self.global_batch)
 
-    def rows(self, start: int, count: int) -> Integers:
+    def rows(self, start: int, count: int) -> range:
         """Positions of this rank's rows in `count` batches from global position `start`."""
-        steps = np.arange(count * self.batch, dtype=np.int64)
-        return start + self.rank + steps * self.world
+        first = start + self.rank
+        return range(first, first + count * self.global_batch, self.world)
 
 
 def lanes_for(world: int) -> int:
@@ -255,55 +271,3 @@ def lanes_for(world: int) -> int:
 def _coprime(near: int, number: int) -> int:
     """The largest number up to `near` that shares no divisor with `number`."""
     return next(n for n in range(max(1, near), 0, -1) if math.gcd(n, number) == 1)
-
-
-def permute(index: Integers, size: Integers, keys: Keys) -> Integers:
-    """A bijection of [0, size), one per key, applied to each index.
-
-    Rounds of (fold the high bits down, multiply by an odd number, add) are bijections of the numbers of
-    so many bits; an image outside the range is sent round again until it falls inside (cycle walking),
-    which takes under two rounds on average.
-    """
-    bits = np.maximum(np.frexp(np.maximum(size - 1, 1).astype(np.float64))[1], 2).astype(np.uint64)
-    mask = (np.uint64(1) << bits) - np.uint64(1)
-    half = (bits + np.uint64(1)) >> np.uint64(1)
-    limit = size.astype(np.uint64)
-    image = _scramble(index.astype(np.uint64), half, mask, keys)
-    outside = np.flatnonzero(image >= limit)
-    while len(outside):
-        image[outside] = _scramble(image[outside], half[outside], mask[outside], keys[outside])
-        outside = outside[image[outside] >= limit[outside]]
-        if not size.all():  # an empty range has no image; such an entry is the caller's to ignore
-            outside = outside[limit[outside] > 0]
-    return image.astype(np.int64)
-
-
-def _scramble(value: Keys, half: Keys, mask: Keys, keys: Keys) -> Keys:
-    for turn in range(4):
-        factor = (keys >> np.uint64(7 * turn)) | np.uint64(1)
-        value = (value * factor + (keys >> np.uint64(32 + 5 * turn))) & mask
-        value ^= value >> half
-    return value
-
-
-def mix(*parts: Any) -> Keys:  # integers, or arrays of them
-    """One well-mixed 64-bit key from several numbers (splitmix64 steps)."""
-    with np.errstate(over="ignore"):
-        key = np.asarray(0x9E3779B97F4A7C15, np.uint64)
-        for part in parts:
-            key = (key ^ _as_key(part)) + np.uint64(0x9E3779B97F4A7C15)
-            key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            key = key ^ (key >> np.uint64(31))
-    return np.atleast_1d(key)
-
-
-def _as_key(part: Any) -> Keys:  # an integer or an array of them
-    if isinstance(part, int):
-        return np.asarray(part & 0xFFFFFFFFFFFFFFFF, np.uint64)
-    return np.asarray(part).astype(np.uint64)
-
-
-def _below(size: Integers, keys: Keys) -> Integers:
-    """A number in [0, size) from each key; 0 for an empty range."""
-    return (keys % np.maximum(size, 1).astype(np.uint64)).astype(np.int64)

@@ -1,0 +1,96 @@
+"""Several datasets, mixed by weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stoker.errors import UsageError
+from stoker.load.order import Draw, Numbers, Order, lanes_of
+from stoker.mixing import Integers, key_of, permutation
+
+# Places in a blend's pattern: weights are kept to one part in this many.
+_PATTERN = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blend:
+    """Every lane deals the datasets out by one repeating pattern, so the shares hold over any stretch, and
+    each dataset goes through epochs of its own."""
+
+    orders: tuple[Order, ...]
+    weights: tuple[float, ...]
+    pattern: Integers  # the dataset at each place
+    before: Integers  # [dataset, place]: how often it came before
+    share: Integers  # places of each dataset
+    seed: int
+
+    @property
+    def lanes(self) -> int:
+        return self.orders[0].lanes
+
+    @property
+    def positions(self) -> int:
+        """One epoch of a blend is as many samples as its datasets hold together."""
+        total = sum(order.samples for order in self.orders)
+        return total - total % self.lanes
+
+    def draw(self, rows: range, *, epoch: int) -> Draw:
+        """What lies at these positions of an epoch: a blend goes on where its last epoch ended."""
+        gone = epoch * self.positions
+        sample, chunk, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), Numbers()
+        for mine, lane, turns in lanes_of(range(rows.start + gone, rows.stop + gone, rows.step), self.lanes):
+            sample[mine], chunk[mine] = self._deal(lane, turns, numbers)
+        return Draw(sample=sample, chunk=chunk, keys=numbers.keys)
+
+    def _deal(self, lane: int, turns: Integers, numbers: Numbers) -> tuple[Integers, Integers]:
+        shift = key_of(self.seed, lane) % _PATTERN
+        cycle, place = np.divmod(turns + shift, _PATTERN)
+        dataset = self.pattern[place]
+        number = cycle * self.share[dataset] + self.before[dataset, place] - self.before[dataset, shift]
+        sample, chunk = np.empty_like(turns), np.empty_like(turns)
+        for which, order in enumerate(self.orders):
+            mine = np.flatnonzero(dataset == which)
+            epochs, index = np.divmod(number[mine], order.lane_size(lane))
+            for epoch in np.unique(epochs).tolist():
+                rows = mine[epochs == epoch]
+                sample[rows], chunk[rows] = order.walk(
+                    lane, index[epochs == epoch], epoch=epoch, numbers=numbers
+                )
+        return sample, chunk
+
+
+def make_blend(orders: tuple[Order, ...], weights: tuple[float, ...], *, seed: int = 0) -> Blend:
+    """A blend of datasets; the weights need not sum to one."""
+    _check(orders, weights)
+    orders = tuple(replace(order, dataset=number) for number, order in enumerate(orders))
+    share = _apportion(weights, _PATTERN)
+    pattern = np.repeat(np.arange(len(orders)), share)[permutation(_PATTERN, key_of(seed))]
+    chosen = pattern == np.arange(len(orders))[:, None]
+    before = np.cumsum(chosen, axis=1) - chosen
+    return Blend(orders=orders, weights=weights, pattern=pattern, before=before, share=share, seed=seed)
+
+
+def _check(orders: tuple[Order, ...], weights: tuple[float, ...]) -> None:
+    if len(orders) != len(weights) or not orders or any(not weight > 0 for weight in weights):
+        raise UsageError(
+            f"{len(orders)} datasets and weights {weights} do not make a blend",
+            hint="give one positive weight per dataset",
+        )
+    smallest = min(order.samples for order in orders)
+    if smallest < orders[0].lanes or len({order.lanes for order in orders}) > 1:
+        raise UsageError(
+            f"a dataset of {smallest} samples cannot fill {orders[0].lanes} lanes",
+            hint="give every dataset of a blend the same number of lanes, at most its number of samples",
+        )
+
+
+def _apportion(weights: tuple[float, ...], places: int) -> Integers:
+    """Whole numbers that sum to `places`, each as near to its weight as it can be, and at least one."""
+    exact = np.array(weights) / sum(weights) * places
+    share = np.maximum(np.floor(exact).astype(np.int64), 1)
+    for which in np.argsort(share - exact)[: places - int(share.sum())]:
+        share[which] += 1
+    share[np.argmax(share)] += places - int(share.sum())
+    return share

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 SLICE_BYTES = 1 << 20
 
-START_LANES = 4  # on two cores over loopback 3 to 6 were alike; a distant store is at 40 within two seconds
+START_LANES = 4  # on two cores over loopback 2 to 6 were alike; a distant store is at 60 within two seconds
 MOST_LANES = 64
 LANE_BYTES = 2 << 20  # a lane's slice, and what its connection and thread hold
 

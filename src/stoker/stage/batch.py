@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stoker.stage.answers import Busy, DeniedError
-from stoker.stage.client import Exchange
+from stoker.errors import DeniedError
+from stoker.stage.answers import Busy
 from stoker.stage.http import NetworkError
-from stoker.stage.readers import Reader, Source, ask, finish, hear, open_range, read_whole, renew
+from stoker.stage.readers import Reader, Source, begin, finish, hear, read_whole, renew
 from stoker.stage.transfer import Abandoned, Course, Lane, Means
 
 if TYPE_CHECKING:
@@ -75,12 +75,9 @@ class BatchTransfer:
                 yield self._pending.popleft()
 
     def _ask(self, source: Source) -> Reader:
-        means, stop = self._means, source.file.bytes
+        means = self._means
         try:
-            if source.on_the_web:
-                reader: Reader = ask(source, 0, stop, client=means.client)
-            else:
-                reader = open_range(source, 0, stop, client=means.client, book=means.book)
+            reader = begin(source, 0, source.file.bytes, client=means.client, book=means.book)
         except BaseException:
             self._pending.append(source)
             raise
@@ -103,8 +100,7 @@ class BatchTransfer:
     def _read(self, source: Source, reader: Reader, lane: Lane) -> memoryview:
         count = source.file.bytes
         self.course.wait_for_rate(count)
-        if isinstance(reader, Exchange):
-            hear(source, reader, 0, count)
+        hear(source, reader, 0, count)
         view = lane.buffer(count)
         read_whole(source, reader, view)
         finish(source, reader)

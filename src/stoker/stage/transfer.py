@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from stoker.errors import StorageError
+from stoker.errors import DeniedError, StorageError
 from stoker.stage.address import AddressBook
-from stoker.stage.answers import Busy, DeniedError
+from stoker.stage.answers import Busy
 from stoker.stage.client import Client
 from stoker.stage.http import NetworkError, NetworkTimeout
 from stoker.stage.pace import SLICE_BYTES, Bucket, Pace, backoff_s
-from stoker.stage.readers import Reader, Source, finish, open_range, read_some, read_whole, renew
+from stoker.stage.readers import Reader, Source, begin, finish, hear, read_some, read_whole, renew
 
 if TYPE_CHECKING:
     from stoker.stage.origin import RemoteFile
@@ -194,14 +194,15 @@ class FileTransfer:
 
     @contextmanager
     def _reading(self, start: int, stop: int) -> Iterator[Reader]:
-        asked, book = self._source.address, self._means.book
-        try:
-            reader = open_range(self._source, start, stop, client=self._means.client, book=book)
-        except DeniedError as error:
-            renew(self._source, asked, error, book=book)
+        source, asked, book = self._source, self._source.address, self._means.book
+        reader = begin(source, start, stop, client=self._means.client, book=book)
         self.course.enter(reader)
-        self._means.wake()
         try:
+            try:
+                hear(source, reader, start, stop)
+            except DeniedError as error:
+                renew(source, asked, error, book=book)
+            self._means.wake()  # others may ask now
             yield reader
         finally:
             self.course.leave(reader)

@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "stage.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # gigabytes in memory are not to be left behind
     with tempfile.TemporaryDirectory(prefix="stoker-bench-", dir=options.memory) as scratch:
         report = measure(Path(scratch), options)
     options.results.write_text(json.dumps(report, indent=1) + "\n")

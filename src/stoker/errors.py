@@ -8,6 +8,7 @@
     ├── BadShardError         a shard that is not what its manifest says
     ├── StorageError          a file or object that cannot be reached, read or written
     │   ├── ChangedError          a file or object that became another while it was read
+    │   ├── DeniedError           a server that does not let us read, or no longer
     │   └── CacheFullError        what is to be staged does not fit, and what holds the space
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
@@ -66,6 +67,10 @@ class StorageError(StokerError):
 
 class ChangedError(StorageError):
     """A file or object that became another while it was read."""
+
+
+class DeniedError(StorageError):
+    """A server that does not let us read, or no longer: a signature may have run out."""
 
 
 class CacheFullError(StorageError):

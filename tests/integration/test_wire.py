@@ -427,9 +427,10 @@ def test_what_the_sink_raises_ends_the_fetch_and_is_raised(bucket: Path, wire: W
     assert len(fetch(wire, file)) == file.bytes  # the wire is as good as before
 
 
-def test_a_wire_that_is_closed_ends_what_is_under_way(bucket: Path, disturbed: Any) -> None:
+@pytest.mark.parametrize("when", ["before the answer", "within the answer"])
+def test_a_wire_that_is_closed_ends_what_is_under_way(when: str, bucket: Path, disturbed: Any) -> None:
     put(bucket / "x", 2 * MIB)
-    begun = threading.Event()
+    begun, over = threading.Event(), threading.Event()
     caught: list[BaseException] = []
 
     def run() -> None:
@@ -438,11 +439,17 @@ def test_a_wire_that_is_closed_ends_what_is_under_way(bucket: Path, disturbed: A
         except StorageError as error:
             caught.append(error)
 
-    with disturbed(lambda number, head: Fault(silent_after=5, before=begun.set)):
-        file, wire = the_file("s3://bucket/x"), Wire()
+    def keep_waiting() -> None:
+        begun.set()
+        over.wait()
+
+    before, within = Fault(before=keep_waiting), Fault(before=begun.set, silent_after=5)
+    with disturbed(lambda number, head: before if when == "before the answer" else within):
+        file, wire = the_file("s3://bucket/x"), Wire(timeout_s=1000)
         thread = threading.Thread(target=run)
         thread.start()
         begun.wait()
         wire.close()
         thread.join()
+        over.set()
     assert "closed" in str(caught[0])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.errors import ChangedError, StorageError
+from stoker.errors import ChangedError, DeniedError, StorageError
 from stoker.stage.answers import (
     Busy,
-    DeniedError,
     check_facts,
     pin_line,
     refuse,
@@ -113,6 +112,13 @@ def test_an_answer_from_another_byte_is_refused() -> None:
     answer = Answer(206, {"content-range": "bytes 0-9/10"})
     with pytest.raises(StorageError, match="asked for byte 5"):
         check_facts(answer, url=URL, bytes=10, version="", start=5)
+
+
+def test_a_name_and_password_become_a_header() -> None:
+    assert Address.of("https://me:s%40cret@host:8443/a@b") == Address(
+        url="https://host:8443/a@b", headers=(("Authorization", "Basic bWU6c0BjcmV0"),)
+    )
+    assert Address.of("https://host/a@b") == Address(url="https://host/a@b")
 
 
 def test_another_host_is_not_told_the_token() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -72,12 +71,10 @@ def test_nothing_to_stage_is_told(make: str, tmp_path: Path) -> None:
         resolve(str(tmp_path / "x"))
 
 
-def test_a_torn_manifest_is_told(tmp_path: Path, large_dataset: Path) -> None:
-    folder = shutil.copytree(large_dataset, tmp_path / "set")
-    text = (folder / "manifest.json").read_bytes()
-    (folder / "manifest.json").write_bytes(text[: len(text) // 2])
-    with pytest.raises(BadManifestError, match=r"set/manifest\.json cannot be read"):
-        resolve(str(folder))
+def test_a_torn_manifest_is_told(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"version": 1, "shards": [{"name": "sha')
+    with pytest.raises(BadManifestError, match=r"/manifest\.json cannot be read"):
+        resolve(str(tmp_path))
 
 
 def test_what_lives_in_memory_cannot_be_staged() -> None:

@@ -116,6 +116,12 @@ def test_the_last_ranges_are_shared_out() -> None:
     assert pace.range_bytes(64 << 20) == 8 << 20
 
 
+def test_a_lane_that_is_alone_with_a_file_asks_for_all_of_it() -> None:
+    pace = Pace(memory_bytes=MEMORY, lanes=4, now=0.0)
+    Network(pace, 1e9, most=1e12).run(1)
+    assert pace.range_bytes(64 << 20, files=4) == 32 << 20
+
+
 @given(st.lists(st.tuples(st.integers(1, SLICE_BYTES), st.floats(0, 2)), min_size=1, max_size=50))
 def test_a_limit_holds_whatever_the_lanes_do(takes: list[tuple[int, float]]) -> None:
     bucket, now, allowed_at, total = Bucket(rate=1 << 20), 0.0, 0.0, 0

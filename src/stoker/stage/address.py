@@ -34,7 +34,7 @@ class AddressBook:
             if scheme == "hf":
                 found[url] = _hub_address(url)
             elif scheme in ("http", "https") or is_local(url):
-                found[url] = Address(url=url)
+                found[url] = Address.of(url)
             else:
                 by_root[_root(url)].append(url)
         for root, below in by_root.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from stoker.errors import ChangedError, StorageError
+from stoker.errors import ChangedError, DeniedError, StorageError
 from stoker.stage.http import Answer
 
 _BUSY = frozenset((408, 425, 429, 500, 502, 503, 504, 509))
@@ -19,10 +19,6 @@ class Busy(Exception):
     def __init__(self, message: str, *, after_s: float = 0.0) -> None:
         super().__init__(message)
         self.after_s = after_s
-
-
-class DeniedError(StorageError):
-    """The server does not let us, or no longer: a signature may have run out."""
 
 
 def pin_line(version: str) -> str:

@@ -227,7 +227,7 @@ def _ask(client: Client, url: str, read: Callable[[Answer, Exchange], _Read], *,
     tries = 0
     while True:
         try:
-            with closing(Exchange(client, Address(url=url), headers=headers)) as exchange:
+            with closing(Exchange(client, Address.of(url), headers=headers)) as exchange:
                 return read(exchange.answer(), exchange)
         except (NetworkError, Busy) as error:
             if tries == _TRIES:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 SLICE_BYTES = 1 << 20
 
-START_LANES = 4  # on two cores over loopback 3 to 6 were alike; a distant store is at 40 within two seconds
+START_LANES = 4  # on two cores over loopback 2 to 6 were alike; a distant store is at 60 within two seconds
 MOST_LANES = 64
 LANE_BYTES = 2 << 20  # a lane's slice, and what its connection and thread hold
 
 LEAST_RANGE_BYTES = 4 << 20
-MOST_RANGE_BYTES = 64 << 20
-RANGE_S = 1.0  # a request that lasts a second makes its own latency (30 ms) small
+MOST_RANGE_BYTES = 32 << 20
+RANGE_S = 0.5  # a request that lasts half a second makes its own latency (30 ms) small
 
 _WINDOW_S = 0.25
 _GROWTH = 1.05
@@ -56,12 +56,13 @@ class Pace:
         self.lanes = self._before = max(1, self.lanes // 2)
         self._slowed, self._hold_until, self._best = now, now + 2 * _HOLD_S, 0.0
 
-    def range_bytes(self, left: int) -> int:
-        """How much the next request should ask for of what is left: a second's worth, and towards the
-        end so little that all lanes finish together."""
-        second = self._rate / self.lanes * RANGE_S if self._rate else 2 * LEAST_RANGE_BYTES
-        share = left / (2 * self.lanes)
-        size = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, min(second, share)))
+    def range_bytes(self, left: int, *, files: int = 1) -> int:
+        """How much the next request should ask for of what is left of a file: half a second's worth, and
+        towards the end so little that the lanes it shares with so many other files finish together."""
+        worth = self._rate / self.lanes * RANGE_S if self._rate else 2 * LEAST_RANGE_BYTES
+        lanes = self.lanes // files
+        share = left / (2 * lanes) if lanes > 1 else left
+        size = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, min(worth, share)))
         return int(size) // SLICE_BYTES * SLICE_BYTES
 
     def _judge(self, rate: float, now: float) -> None:

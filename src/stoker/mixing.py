@@ -6,6 +6,8 @@ order can be computed again from its seed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,17 +40,22 @@ def mixed(values: Keys) -> Keys:
     return keys
 
 
-def permutation(size: int, key: int) -> Integers:
-    """All numbers below `size` in a random order: sorted by a key each, which carries the number in its
-    low bits. (Faster than numpy's own, whose results may change between its versions.)"""
+def permutations(size: int, keys: Sequence[int]) -> Integers:
+    """For each key, all numbers below `size` in a random order, as rows: sorted by a key each, which
+    carries the number in its low bits. (numpy's own may change between its versions.)"""
     low = (1 << max(0, size - 1).bit_length()) - 1
     numbers = np.arange(size, dtype=np.uint64)
-    keys = mixed(numbers * np.uint64(_GOLDEN) + np.uint64(key))
-    keys &= np.uint64(_WORD ^ low)
-    keys |= numbers
-    keys.sort()
-    keys &= np.uint64(low)
-    return keys.view(np.int64)
+    sorting = mixed(numbers * np.uint64(_GOLDEN) + np.array(keys, np.uint64)[:, None])
+    sorting &= np.uint64(_WORD ^ low)
+    sorting |= numbers
+    sorting.sort(axis=1)
+    sorting &= np.uint64(low)
+    return sorting.view(np.int64)
+
+
+def permutation(size: int, key: int) -> Integers:
+    order: Integers = permutations(size, [key])[0]
+    return order
 
 
 def permuted(number: int, size: int, key: int) -> int:

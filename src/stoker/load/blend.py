@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stoker.errors import UsageError
-from stoker.load.order import Draw, Numbers, Order, lanes_of
+from stoker.load.order import Draw, Numbers, Order, Window, lanes_of
 from stoker.mixing import Integers, key_of, permutation
 
 # Places in a blend's pattern: weights are kept to one part in this many.
@@ -41,24 +42,36 @@ class Blend:
         gone = epoch * self.positions
         sample, chunk, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), Numbers()
         for mine, lane, turns in lanes_of(range(rows.start + gone, rows.stop + gone, rows.step), self.lanes):
-            sample[mine], chunk[mine] = self._deal(lane, turns, numbers)
-        return Draw(sample=sample, chunk=chunk, keys=numbers.keys)
+            # a dataset's samples follow each other only in all turns: where a rank has every third, say,
+            # all are dealt and two of three left out
+            every = range(turns.start, turns[-1] + 1)
+            dealt = self._deal(lane, every, numbers)
+            sample[mine], chunk[mine] = (column[:: turns.step] for column in dealt)
+        return Draw(sample=sample, chunk=chunk, keys=numbers.keys).part(slice(None))
 
-    def _deal(self, lane: int, turns: Integers, numbers: Numbers) -> tuple[Integers, Integers]:
+    def _deal(self, lane: int, turns: range, numbers: Numbers) -> tuple[Integers, Integers]:
         shift = key_of(self.seed, lane) % _PATTERN
-        cycle, place = np.divmod(turns + shift, _PATTERN)
+        cycle, place = np.divmod(np.arange(turns.start + shift, turns.stop + shift), _PATTERN)
         dataset = self.pattern[place]
         number = cycle * self.share[dataset] + self.before[dataset, place] - self.before[dataset, shift]
-        sample, chunk = np.empty_like(turns), np.empty_like(turns)
+        sample, chunk = np.empty_like(number), np.empty_like(number)
         for which, order in enumerate(self.orders):
             mine = np.flatnonzero(dataset == which)
-            epochs, index = np.divmod(number[mine], order.lane_size(lane))
-            for epoch in np.unique(epochs).tolist():
-                rows = mine[epochs == epoch]
-                sample[rows], chunk[rows] = order.walk(
-                    lane, index[epochs == epoch], epoch=epoch, numbers=numbers
-                )
+            if len(mine):
+                first = int(number[mine[0]])
+                parts = _epochs(order, lane, range(first, first + len(mine)))
+                sample[mine], chunk[mine] = numbers.collect(parts)
         return sample, chunk
+
+
+def _epochs(order: Order, lane: int, numbers: range) -> Iterator[tuple[Window, slice]]:
+    """What a lane comes to when it goes on from epoch to epoch."""
+    size = order.lane_size(lane)
+    while numbers:
+        epoch, turn = divmod(numbers.start, size)
+        stop = min(size, turn + len(numbers))
+        yield from order.walk(lane, range(turn, stop), epoch=epoch)
+        numbers = numbers[stop - turn :]
 
 
 def make_blend(orders: tuple[Order, ...], weights: tuple[float, ...], *, seed: int = 0) -> Blend:

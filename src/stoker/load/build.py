@@ -12,7 +12,7 @@ import numpy as np
 from stoker.errors import UsageError
 from stoker.load.batch import Arena, Assembler, Batch, WindowAssembler
 from stoker.load.blend import make_blend
-from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader
+from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
 from stoker.load.cufile import Opened, open_cufile
 from stoker.load.dataset import Dataset
 from stoker.load.documents import DocumentAssembler
@@ -28,7 +28,10 @@ from stoker.world import usable_cores
 # smaller pays Python per batch (measured 1.5 Gtok/s at 1-2 MiB, 1.0 at 128 KiB, 1.3 at 8 MiB).
 _GROUP_BYTES = 2 << 20
 
+_DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
+
 _SPARE = 4  # chunks read ahead
+_GROUPS_AHEAD = 3  # and, beside those, what so many groups of batches use up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +55,10 @@ def make_parts(
     layouts, owners = _layouts(datasets, options)
     orders = tuple(_order(layout, options, number, lanes) for number, layout in enumerate(layouts))
     chunks = [order.chunk for order in orders]
-    slots = _slots(options, lanes, blended=len(datasets))
     batch_bytes = _batch_bytes(layouts, options)
     group = 1 if options.packing == "best-fit" else max(1, min(64, _target(options) // batch_bytes))
+    used_up = -(-group * options.batch_size // min(chunks))
+    slots = _slots(options, lanes, blended=len(datasets)) + _GROUPS_AHEAD * used_up
     return Parts(
         planner=_planner(layouts, orders, weights, options, blended=len(datasets) > 1),
         layouts=layouts,
@@ -208,7 +212,7 @@ class Store:
         def load(key: Key, slot: int) -> Chunk:
             return self._loaders[key[0]].load(key, slot, arena.slot(slot) if arena else None)
 
-        return ChunkCache(load, slots=slots, threads=self._threads)
+        return ChunkCache(in_threads(load, self._threads), slots=slots)
 
 
 def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assembler:
@@ -282,6 +286,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
 
     on = device.Device(options.device)
     opened = _cufile(options, on.is_cuda)
+    readers = options.readers or min(_DEVICE_READERS, usable_cores())
     loaders = [
         ChunkLoader(layout, dataset.reader)
         for layout, dataset in zip(parts.layouts, parts.datasets, strict=True)
@@ -289,9 +294,10 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
     store = card.DeviceStore(
         loaders,
         on,
-        slots=parts.slots + 2 * (options.readers or usable_cores()),
+        slots=parts.slots + 2 * readers,
         slot_bytes=max(_slot_bytes(parts.layouts, parts.chunks)),
         threads=threads,
+        readers=readers,
         cufile=opened,
     )
     windows: Any = parts.layouts
@@ -311,7 +317,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         assembler=assembler,
         accept=arrivals.accept,
         reader=lambda: store.cufile.reason,
-        close=opened.cufile.close if opened.cufile else lambda: None,
+        close=store.close,
         on_device=True,
     )
 

@@ -6,22 +6,23 @@ host touches each byte once, and 2 bytes a token travel instead of 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
-from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader
+from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
 from stoker.load.cufile import Opened
 from stoker.load.device import Device
 from stoker.load.engines import Bytes
 from stoker.load.layout import Piece, Windows
 from stoker.load.order import Draw, Key
 from stoker.load.plan import Task
-from stoker.load.pump import Rings
+from stoker.load.pump import NativeJob, Rings, open_pool
 
 
 class DeviceStore:
@@ -35,9 +36,11 @@ class DeviceStore:
         slots: int,
         slot_bytes: int,
         threads: Executor | None,
+        readers: int,
         cufile: Opened,
     ) -> None:
         self._loaders, self.device, self._threads, self.cufile = loaders, device, threads, cufile
+        self._pool = open_pool(device, readers) if threads and not cufile.cufile else None
         self.slot_bytes = -(-slot_bytes // 64) * 64
         self._rings = Rings(device, max(loader.block_bytes for loader in loaders))
         self.cache = self._sized(slots)
@@ -51,44 +54,94 @@ class DeviceStore:
     def bytes(self) -> int:
         return self.memory.numel()
 
-    def gathered(self, slots: Sequence[int], event: Any) -> None:
-        """Note that these slots are read until `event`: they must not be overwritten before."""
-        for slot in slots:
-            self._read_until[slot] = event
+    def close(self) -> None:
+        """End what is still being read; safe twice."""
+        if self._pool:
+            self._pool.close()
+        if self.cufile.cufile:
+            self.cufile.cufile.close()
+
+    def await_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Let the current stream wait for chunks it has not waited for yet."""
+        for chunk in chunks:
+            if self._arrived[chunk.slot] is not chunk:
+                self.device.wait_for(chunk.ready)
+                self._arrived[chunk.slot] = chunk
+
+    def gathered(self, chunks: Sequence[Chunk], event: Any) -> None:
+        """Note that these are read until `event`: their slots must not be overwritten before."""
+        for chunk in chunks:
+            self._read_until[chunk.slot] = event
 
     def _sized(self, slots: int) -> ChunkCache:
         self.memory = torch.empty(slots * self.slot_bytes, dtype=torch.uint8, device=self.device.torch_device)
         self.device.drain()  # whoever had this memory before may still be using it, on another stream
         self._read_until: list[Any] = [None] * slots
+        self._arrived: list[Chunk | None] = [None] * slots
         memory, read_until = self.memory, self._read_until
 
         # a load asked of an earlier, smaller cache may still come: it must write into the memory it knew
-        def load(key: Key, slot: int) -> Chunk:
+        def place(slot: int) -> _Place:
             room = memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
-            return self._load(key, slot, room, read_until[slot])
+            return _Place(slot=slot, room=room, read_until=read_until[slot])
 
-        return ChunkCache(load, slots=slots, threads=self._threads)
+        by_threads = in_threads(lambda key, slot: self._load(key, place(slot)), self._threads)
 
-    def _load(self, key: Key, slot: int, room: torch.Tensor, read_until: Any) -> Chunk:
+        def begin(key: Key, slot: int) -> Any:
+            return (self._pool and self._submit(key, place(slot))) or by_threads(key, slot)
+
+        return ChunkCache(begin, slots=slots)
+
+    def _submit(self, key: Key, place: _Place) -> _Submitted | None:
+        """Let the pool read a chunk, if all of it has been verified before."""
+        loader = self._loaders[key[0]]
+        pieces = loader.pieces(key)
+        files = loader.verified_files(pieces)
+        if files is None:
+            return None
+        address = place.room.data_ptr()
+        stretches = [
+            (file, piece.start, piece.stop - piece.start, address + piece.at)
+            for file, piece in zip(files, pieces, strict=True)
+        ]
+        assert self._pool is not None
+        job = self._pool.submit(stretches, after=place.read_until)
+        chunk = Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=(), ready=job)
+        return _Submitted(job, chunk, lambda: self._load_anew(key, place))
+
+    def _load(self, key: Key, place: _Place) -> Chunk:
+        try:
+            return self._load_parts(key, place)
+        except (EOFError, OSError):
+            return self._load_anew(key, place)
+
+    def _load_anew(self, key: Key, place: _Place) -> Chunk:
+        """A file that was good cannot be read any more: look again, and raise or skip what is wrong."""
+        loader = self._loaders[key[0]]
+        loader.distrust(loader.pieces(key))
+        return self._load_parts(key, place)
+
+    def _load_parts(self, key: Key, place: _Place) -> Chunk:
         loader = self._loaders[key[0]]
         pieces = loader.pieces(key)
         damaged: list[tuple[int, int]] = []
         with self.device.copying():
-            self.device.wait_for(read_until)
-            for piece in pieces:
-                for part, is_verified in loader.parts(piece):
-                    if not is_verified:
-                        damaged += self._verify(loader, part, room)
-                    elif not self._read_directly(loader, part, room, read_until):
-                        loader.pump(part, self._rings.mine(), _room_of(part, room))
+            self.device.wait_for(place.read_until)
+            for part, is_verified in (part for piece in pieces for part in loader.parts(piece)):
+                room = place.room[part.at : part.at + part.stop - part.start]
+                if not is_verified:
+                    damaged += self._verify(loader, part, room)
+                elif not self._read_directly(loader, part, room, place.read_until):
+                    with loader.open(part) as file:
+                        self._rings.mine().pump(file, part.start, room)
             ready = self.device.mark()
-        return Chunk(slot=slot, data=_NOTHING, pieces=pieces, damaged=damaged, ready=ready)
+        return Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=damaged, ready=ready)
 
     def _verify(self, loader: ChunkLoader, part: Piece, room: torch.Tensor) -> list[tuple[int, int]]:
         """A part of a block that is read for the first time: whole, and looked at before it goes on."""
         ring = self._rings.mine()
         damaged, start = loader.read_to_verify(part, ring.take())
-        ring.push(start, part.stop - part.start, _room_of(part, room))
+        ring.push(start, len(room), room)
         return damaged
 
     def _read_directly(self, loader: ChunkLoader, part: Piece, room: torch.Tensor, read_until: Any) -> bool:
@@ -98,10 +151,9 @@ class DeviceStore:
             return False
         if read_until is not None:
             read_until.synchronize()  # cuFile knows nothing of streams
-        size = part.stop - part.start
-        pointer = room.data_ptr() + part.at
+        path, size = loader.path(part), len(room)
         try:
-            return direct.read(loader.path(part), offset=part.start, pointer=pointer, size=size) == size
+            return direct.read(path, offset=part.start, pointer=room.data_ptr(), size=size) == size
         except OSError as error:  # this filesystem, or this driver, does not want to: read as everyone does
             self.cufile = Opened(cufile=None, reason=f"{error}: reading through the host")
             return False
@@ -110,8 +162,34 @@ class DeviceStore:
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-def _room_of(part: Piece, room: torch.Tensor) -> torch.Tensor:
-    return room[part.at : part.at + part.stop - part.start]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where a chunk goes, and the event until which what was there is still being read."""
+
+    slot: int
+    room: torch.Tensor
+    read_until: Any
+
+
+class _Submitted:
+    """A chunk that the pool is reading."""
+
+    def __init__(self, job: NativeJob, chunk: Chunk, load_anew: Callable[[], Chunk]) -> None:
+        self._job, self._chunk, self._load_anew = job, chunk, load_anew
+
+    def result(self) -> Chunk:
+        try:
+            self._job.finish()
+        except (EOFError, OSError):
+            return self._load_anew()
+        return self._chunk
+
+    def exception(self) -> BaseException | None:
+        try:
+            self._job.finish()
+        except (EOFError, OSError) as error:
+            return error
+        return None
 
 
 class DeviceWindows(WindowAssembler):
@@ -125,8 +203,7 @@ class DeviceWindows(WindowAssembler):
     def _tokens(self, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:
         device = self._store.device
         with device.gathering():
-            for chunk in held:
-                device.wait_for(chunk.ready)
+            self._store.await_chunks(held)
             parts = [
                 (mine, self._on_device(self._layouts[which], part, held))
                 for which, mine, part in by_dataset(draw)
@@ -136,7 +213,7 @@ class DeviceWindows(WindowAssembler):
                 tokens = torch.empty((len(draw), tokens.shape[1]), dtype=tokens.dtype, device=tokens.device)
                 for mine, part in parts:
                     tokens[torch.from_numpy(mine).to(tokens.device)] = part
-            self._store.gathered([chunk.slot for chunk in held], device.mark())
+            self._store.gathered(held, device.mark())
         return tokens
 
     def _on_device(self, layout: Windows, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:

@@ -75,7 +75,7 @@ class Device:
     def wait_for(self, event: Any) -> None:
         """Let the current stream, not this thread, wait for an event."""
         if event is not None:
-            torch.cuda.current_stream(self.torch_device).wait_event(event)
+            event.wait(torch.cuda.current_stream(self.torch_device))
 
     def drain(self) -> None:
         """Wait until everything asked of the device is done."""

@@ -72,15 +72,13 @@ class Windows:
     def token_in_chunk(self, draw: Draw) -> Integers:
         """The first token of each sample in the buffer its chunk was read into. Pieces of different
         shards lie behind each other there, and each brings one token more than its samples' stride."""
-        first = draw.first
-        places = (draw.sample - first) * self.seq_len
-        if self._any_spans_shards(draw):
-            places += self.shard_of(draw.sample) - self.shard_of(first)
-        return places
-
-    def _any_spans_shards(self, draw: Draw) -> bool:
         _, first, stop = np.array(draw.keys).T
-        return bool((self.shard_of(first) != self.shard_of(stop - 1)).any())
+        places = (draw.sample - first[draw.chunk]) * self.seq_len
+        spans_shards = self.shard_of(first) != self.shard_of(stop - 1)
+        if spans_shards.any():
+            rows = np.flatnonzero(spans_shards[draw.chunk])
+            places[rows] += self.shard_of(draw.sample[rows]) - self.shard_of(first)[draw.chunk[rows]]
+        return np.asarray(places)
 
     def pieces(self, first: int, stop: int) -> list[Piece]:
         low, high = self.shard_of(np.array([first, stop - 1])).tolist()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker.errors import UsageError
-from stoker.mixing import Integers, key_of, permutation, permuted
+from stoker.mixing import Integers, key_of, permutations, permuted
 
 SHUFFLES = ("full", "blocks", "off")
 
@@ -47,11 +47,6 @@ class Draw:
     @property
     def dataset(self) -> Integers:
         return np.array([dataset for dataset, _, _ in self.keys], np.int64)[self.chunk]
-
-    @property
-    def first(self) -> Integers:
-        """The first sample of each one's chunk."""
-        return np.array([first for _, first, _ in self.keys], np.int64)[self.chunk]
 
     def rows(self, rows: Integers) -> Draw:
         """Some of it, or some of it twice, with all chunks."""
@@ -95,6 +90,18 @@ class Numbers:
     def of(self, key: Key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
+    def collect(self, parts: Iterable[tuple[Window, slice]]) -> tuple[Integers, Integers]:
+        """The samples of some parts of windows, and the number of each one's chunk."""
+        samples, chunks = [_NONE], [_NONE]
+        for window, rows in parts:
+            numbers = np.array([self.of(key) for key in window.keys])
+            samples.append(window.sample[rows])
+            # most windows are one chunk
+            chunks.append(
+                numbers[window.chunk[rows]] if len(numbers) > 1 else numbers.repeat(len(samples[-1]))
+            )
+        return np.concatenate(samples), np.concatenate(chunks)
+
     @property
     def keys(self) -> list[Key]:
         return list(self._numbers)
@@ -113,7 +120,7 @@ class Order:
     dataset: int = 0
     _starts: Sequence[int] = field(default=(), init=False, compare=False, repr=False)
     # the window each lane is in: it is asked for in stretches
-    _latest: dict[int, tuple[tuple[int, int], _Window]] = field(
+    _latest: dict[int, tuple[int, int, Sequence[Window]]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -139,24 +146,26 @@ class Order:
             return self._in_disk_order(np.arange(rows.start, rows.stop, rows.step))
         sample, chunk, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), Numbers()
         for mine, lane, turns in lanes_of(rows, self.lanes):
-            sample[mine], chunk[mine] = self.walk(lane, turns, epoch=epoch, numbers=numbers)
+            sample[mine], chunk[mine] = numbers.collect(self.walk(lane, turns, epoch=epoch))
         return Draw(sample=sample, chunk=chunk, keys=numbers.keys)
 
-    def walk(self, lane: int, index: Integers, *, epoch: int, numbers: Numbers) -> tuple[Integers, Integers]:
-        """Sample number `index` (ascending) of a lane in the order of its epoch, and the chunk of each."""
-        size = self.lane_size(lane)
+    def walk(self, lane: int, turns: range, *, epoch: int) -> Iterator[tuple[Window, slice]]:
+        """What a lane comes to at these turns of its epoch: parts of its windows."""
+        size, span = self.lane_size(lane), self.window * self.chunk
+        at, left = turns.start, len(turns)
         if self.shuffle != "off":
             # Lanes start at different phases, or all would need their next chunk at the same moment. The
             # phase also moves the short last chunk, which is never permuted, to another place each epoch.
-            index = index + key_of(self.seed, epoch, lane, _PHASE) % max(1, size)
-            index = np.where(index >= size, index - size, index)
-        sample, chunk = np.empty_like(index), np.empty_like(index)
-        windows, within = np.divmod(index, self.window * self.chunk)
-        for number, rows in _runs(windows):
-            window = self._window(lane, epoch, number)
-            sample[rows] = window.sample[within[rows]]
-            chunk[rows] = np.array([numbers.of(key) for key in window.keys])[window.chunk[within[rows]]]
-        return sample, chunk
+            at += key_of(self.seed, epoch, lane, _PHASE) % max(1, size)
+        while left:
+            number, begin = divmod(at if at < size else at - size, span)
+            room = min(span, size - number * span)
+            count = min(left, -(-(room - begin) // turns.step))
+            yield (
+                self._window(lane, epoch, number),
+                slice(begin, begin + count * turns.step, turns.step),
+            )
+            at, left = at + count * turns.step, left - count
 
     def lane_size(self, lane: int) -> int:
         """Samples in a lane: equal but for one."""
@@ -178,44 +187,52 @@ class Order:
         return starts
 
     def _in_disk_order(self, positions: Integers) -> Draw:
-        numbers = Numbers()
-        chunks, chunk = positions // self.chunk, np.empty_like(positions)
-        for number, rows in _runs(chunks):
-            first = number * self.chunk
-            chunk[rows] = numbers.of((self.dataset, first, min(first + self.chunk, self.samples)))
-        return Draw(sample=positions, chunk=chunk, keys=numbers.keys)
+        first, last = positions[:1].sum() // self.chunk, positions[-1:].sum() // self.chunk
+        starts = range(int(first) * self.chunk, int(last + 1) * self.chunk, self.chunk)
+        keys = [(self.dataset, start, min(start + self.chunk, self.samples)) for start in starts]
+        return Draw(sample=positions, chunk=positions // self.chunk - first, keys=keys)
 
-    def _window(self, lane: int, epoch: int, number: int) -> _Window:
-        at, window = self._latest.get(lane, ((-1, -1), None))
-        if window is None or at != (epoch, number):
-            window = self._make_window(lane, epoch, number)
-            self._latest[lane] = (epoch, number), window
-        return window
+    def _window(self, lane: int, epoch: int, number: int) -> Window:
+        """A window of a lane. Made with those after it: one by one, small ones would take long."""
+        made_for, first, windows = self._latest.get(lane, (-1, 0, ()))
+        if made_for != epoch or not first <= number < first + len(windows):
+            windows = self._make_windows(lane, epoch, number)
+            self._latest[lane] = epoch, number, windows
+            first = number
+        return windows[number - first]
 
-    def _make_window(self, lane: int, epoch: int, number: int) -> _Window:
+    def _make_windows(self, lane: int, epoch: int, number: int) -> Sequence[Window]:
         size, start, key = self.lane_size(lane), self.lane_start(lane), key_of(self.seed, epoch, lane)
         span = self.window * self.chunk
         room = min(span, size - number * span)
-        chunk, within = np.divmod(np.arange(room), self.chunk)
+        numbers = range(number, max(number + 1, min(number + -(-_MADE // span), size // span)))
+        within = np.broadcast_to(np.arange(room), (len(numbers), room))
         if self.shuffle == "full":
-            shuffled = permutation(room, key_of(key, _WITHIN, number))
-            chunk, within = chunk[shuffled], within[shuffled]
-        visited = range(number * self.window, number * self.window + -(-room // self.chunk))
-        firsts = np.array([self._visit(turn, size // self.chunk, key) * self.chunk for turn in visited])
+            within = permutations(room, [key_of(key, _WITHIN, one) for one in numbers])
+        chunk = within // self.chunk if self.window > 1 else np.zeros_like(within)
+        visited = range(-(-room // self.chunk))
+        firsts = [[self._visit(one * self.window + turn, size, key) for turn in visited] for one in numbers]
         keys = [
-            (self.dataset, start + first, start + min(first + self.chunk, size)) for first in firsts.tolist()
+            [(self.dataset, start + first, start + min(first + self.chunk, size)) for first in some]
+            for some in firsts
         ]
-        return _Window(sample=start + firsts[chunk] + within, chunk=chunk, keys=keys)
+        shifts = start + np.array(firsts) - np.arange(len(visited)) * self.chunk
+        sample = within + (np.take_along_axis(shifts, chunk, axis=1) if self.window > 1 else shifts)
+        return [Window(sample=s, chunk=c, keys=k) for s, c, k in zip(sample, chunk, keys, strict=True)]
 
-    def _visit(self, turn: int, whole: int, key: int) -> int:
-        """The chunk visited at a turn; a short last one stays where it is."""
-        if self.shuffle == "off" or turn >= whole:
-            return turn
-        return permuted(turn, whole, key_of(key, _CHUNKS))
+    def _visit(self, turn: int, size: int, key: int) -> int:
+        """The first sample of the chunk visited at a turn; a short last one stays where it is."""
+        whole = size // self.chunk
+        is_moved = self.shuffle != "off" and turn < whole
+        return (permuted(turn, whole, key_of(key, _CHUNKS)) if is_moved else turn) * self.chunk
+
+
+# Samples whose windows are made together.
+_MADE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Window:
+class Window:
     """The samples of a window in their order, and which of its chunks each lies in."""
 
     sample: Integers
@@ -223,21 +240,14 @@ class _Window:
     keys: Sequence[Key]
 
 
-def lanes_of(rows: range, lanes: int) -> Iterator[tuple[slice, int, Integers]]:
+def lanes_of(rows: range, lanes: int) -> Iterator[tuple[slice, int, range]]:
     """The lanes that positions lie in: which of the rows, the lane, and the turns they are at."""
     apart = lanes // math.gcd(lanes, rows.step)  # rows this far apart share a lane
     for column in range(min(apart, len(rows))):
         mine = rows[column::apart]
-        turns = mine.start // lanes + np.arange(len(mine)) * (mine.step // lanes)
-        yield slice(column, None, apart), mine.start % lanes, turns
-
-
-def _runs(numbers: Integers) -> Iterator[tuple[int, slice]]:
-    """Stretches of equal numbers."""
-    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
-    for start, stop in zip([0, *cuts], [*cuts, len(numbers)], strict=True):
-        if start < stop:
-            yield int(numbers[start]), slice(start, stop)
+        step = mine.step // lanes
+        first = mine.start // lanes
+        yield slice(column, None, apart), mine.start % lanes, range(first, first + len(mine) * step, step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

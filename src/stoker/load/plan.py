@@ -19,7 +19,7 @@ from stoker.load.packing import Packed, pack_best_fit
 from stoker.mixing import Integers, key_of, permutation
 
 # Positions drawn at once: too few waste time in Python, more would only delay the first batch.
-_DRAWN = 4096
+_DRAWN = 8192
 
 # Documents sorted by length together, and the run of them that stays together when batches are shuffled
 # again. Fixed numbers: they belong to the order, which must not depend on the world.

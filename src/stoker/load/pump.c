@@ -1,10 +1,12 @@
-/* Files to a CUDA device through a ring of pinned stages, without holding Python's lock.
+/* Files to a CUDA device: a pool of threads that never touch Python.
 
-   Python threads doing the same reached 0.79 of the copy ceiling of an H200, this 0.96 (see
-   docs/design/2026-11-15-load.md). The twin in Python is `TorchRing` in pump.py.
+   Each thread reads into its own two pinned stages in turn and asks for the copy of one while it fills the
+   other. With Python threads doing the same, their turns with Python's lock kept an H200 at 0.79 of its copy
+   ceiling even without any other work in the process; this reaches 0.96 (docs/design/2026-11-15-load.md).
+   The twin in Python is `TorchRing` in pump.py.
 
-   Only the driver library is used, and it is looked for when a ring is made: this compiles and imports
-   where there is no CUDA. */
+   Only the driver library is used, and it is looked for when a pool is made: this compiles and imports where
+   there is no CUDA. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -12,74 +14,107 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define PAGE 4096           /* what O_DIRECT wants offsets and lengths to be multiples of */
-#define DISABLE_TIMING 2    /* CU_EVENT_DISABLE_TIMING: such events cost less */
+#define PAGE 4096        /* what O_DIRECT wants offsets and lengths to be multiples of */
+#define DISABLE_TIMING 2 /* CU_EVENT_DISABLE_TIMING: such events cost less */
+#define STAGES 2
 
-typedef int (*call_t)();
+enum { FINE, FILE_ENDED = -1, CUDA_FAILED = -2, CANCELLED = -3 };
+
 static struct {
-    call_t retain, set_context, event_create, event_destroy, event_record, event_wait;
+    int (*retain)(void **context, int device);
+    int (*set_context)(void *context);
+    int (*create)(void **event, unsigned flags);
+    int (*destroy)(void *event);
+    int (*record)(void *event, void *stream);
+    int (*synchronize)(void *event);
+    int (*wait)(void *stream, void *event, unsigned flags);
     int (*copy)(uint64_t target, const void *source, size_t bytes, void *stream);
+    int (*pin)(void **memory, size_t bytes, unsigned flags);
+    int (*unpin)(void *memory);
 } cuda;
-
-typedef struct {
-    void *context;
-    char *memory;
-    size_t step;
-    int count, next;
-    struct {
-        void *event;
-        int in_flight;
-    } stages[];
-} Ring;
 
 static const char *load_driver(void)
 {
-    static const char *names[] = {"cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuEventCreate",
-                                  "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize",
-                                  "cuMemcpyHtoDAsync_v2"};
-    void *found[7];
-    if (cuda.copy)
-        return NULL;
+    struct {
+        const char *name;
+        void *slot;
+    } calls[] = {{"cuDevicePrimaryCtxRetain", &cuda.retain}, {"cuCtxSetCurrent", &cuda.set_context},
+                 {"cuEventCreate", &cuda.create},            {"cuEventDestroy_v2", &cuda.destroy},
+                 {"cuEventRecord", &cuda.record},            {"cuEventSynchronize", &cuda.synchronize},
+                 {"cuStreamWaitEvent", &cuda.wait},          {"cuMemcpyHtoDAsync_v2", &cuda.copy},
+                 {"cuMemHostAlloc", &cuda.pin},              {"cuMemFreeHost", &cuda.unpin}};
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (!library)
         return dlerror();
-    for (int i = 0; i < 7; i++)
-        if (!(found[i] = dlsym(library, names[i])))
-            return names[i];
-    cuda.retain = (call_t)found[0];
-    cuda.set_context = (call_t)found[1];
-    cuda.event_create = (call_t)found[2];
-    cuda.event_destroy = (call_t)found[3];
-    cuda.event_record = (call_t)found[4];
-    cuda.event_wait = (call_t)found[5];
-    cuda.copy = (int (*)(uint64_t, const void *, size_t, void *))found[6];
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        if (!(*(void **)calls[i].slot = dlsym(library, calls[i].name)))
+            return calls[i].name;
     return NULL;
 }
 
-/* The next stage, once its last copy is done. */
-static int take(Ring *ring)
+typedef struct {
+    int file;
+    int64_t offset;
+    size_t bytes;
+    uint64_t target;
+} Piece;
+
+typedef struct Pool Pool;
+
+/* What one call of `submit` asks for. Held by the pool until it is done and by Python until it is dropped. */
+typedef struct Job {
+    struct Job *next;
+    Pool *pool;
+    void *after, *ready; /* events: not before the one; the other once all has been copied */
+    int state, done, holders;
+    int count;
+    Piece pieces[];
+} Job;
+
+struct Pool {
+    pthread_mutex_t lock;
+    pthread_cond_t asked, done;
+    Job *first, *last;
+    void *context, *stream;
+    size_t step;
+    int closing, threads, holders;
+    pthread_t ids[];
+};
+
+typedef struct {
+    char *memory;
+    void *copied[STAGES];
+    int in_flight[STAGES], next;
+} Ring;
+
+static int make_ring(Pool *pool, Ring *ring)
 {
-    int stage = ring->next;
-    ring->next = (stage + 1) % ring->count;
-    if (ring->stages[stage].in_flight && cuda.event_wait(ring->stages[stage].event))
-        return -1;
-    ring->stages[stage].in_flight = 0;
-    return stage;
+    if (cuda.set_context(pool->context) || cuda.pin((void **)&ring->memory, pool->step * STAGES, 0))
+        return CUDA_FAILED;
+    for (int i = 0; i < STAGES; i++)
+        if (cuda.create(&ring->copied[i], DISABLE_TIMING))
+            return CUDA_FAILED;
+    return FINE;
 }
 
-static int push(Ring *ring, int stage, size_t start, size_t bytes, uint64_t target, void *stream)
+static void free_ring(Ring *ring)
 {
-    if (cuda.copy(target, ring->memory + stage * ring->step + start, bytes, stream))
-        return -1;
-    ring->stages[stage].in_flight = 1;
-    return cuda.event_record(ring->stages[stage].event, stream) ? -1 : 0;
+    for (int i = 0; i < STAGES; i++) {
+        if (ring->in_flight[i])
+            cuda.synchronize(ring->copied[i]);
+        if (ring->copied[i])
+            cuda.destroy(ring->copied[i]);
+    }
+    if (ring->memory)
+        cuda.unpin(ring->memory);
 }
 
-/* Fill [0, wanted) of a stage; more may come when the read is rounded up. 0, or what went wrong. */
+/* Fill [0, wanted) of a stage; more may come when the read is rounded up. */
 static int fill(int file, char *stage, size_t wanted, size_t asked, int64_t offset)
 {
     size_t got = 0;
@@ -88,48 +123,125 @@ static int fill(int file, char *stage, size_t wanted, size_t asked, int64_t offs
         if (more < 0 && errno != EINTR)
             return errno;
         if (more == 0)
-            return -1;
+            return FILE_ENDED;
         got += more > 0 ? (size_t)more : 0;
-    }
-    return 0;
-}
-
-enum { FINE, CUDA_FAILED = -2, FILE_ENDED = -1 };
-
-/* Read steps that end on multiples of the step, so that neighbours read the same pages once. */
-static int pump(Ring *ring, int file, int64_t offset, size_t bytes, uint64_t target, void *stream)
-{
-    if (cuda.set_context(ring->context))
-        return CUDA_FAILED;
-    while (bytes) {
-        size_t lead = offset % PAGE, step = ring->step - (size_t)(offset % (int64_t)ring->step);
-        size_t here = step < bytes ? step : bytes;
-        size_t asked = (lead + here + PAGE - 1) / PAGE * PAGE;
-        int stage = take(ring);
-        if (stage < 0)
-            return CUDA_FAILED;
-        int problem = fill(file, ring->memory + stage * ring->step, lead + here, asked, offset - (int64_t)lead);
-        if (problem)
-            return problem;
-        if (push(ring, stage, lead, here, target, stream))
-            return CUDA_FAILED;
-        offset += (int64_t)here, target += here, bytes -= here;
     }
     return FINE;
 }
 
-static void free_ring(PyObject *capsule)
+/* Read in steps that end on multiples of the step, so that neighbours read each page once. */
+static int pump(Pool *pool, Ring *ring, Piece piece)
 {
-    Ring *ring = PyCapsule_GetPointer(capsule, "ring");
-    Py_BEGIN_ALLOW_THREADS
-    cuda.set_context(ring->context);
-    for (int i = 0; i < ring->count; i++) {
-        if (ring->stages[i].in_flight)
-            cuda.event_wait(ring->stages[i].event);
-        cuda.event_destroy(ring->stages[i].event);
+    while (piece.bytes) {
+        size_t lead = piece.offset % PAGE, step = pool->step - (size_t)(piece.offset % (int64_t)pool->step);
+        size_t here = step < piece.bytes ? step : piece.bytes;
+        size_t asked = (lead + here + PAGE - 1) / PAGE * PAGE;
+        int now = ring->next, problem;
+        char *stage = ring->memory + now * pool->step;
+        ring->next = (now + 1) % STAGES;
+        if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
+            return CUDA_FAILED;
+        if ((problem = fill(piece.file, stage, lead + here, asked, piece.offset - (int64_t)lead)))
+            return problem;
+        if (cuda.copy(piece.target, stage + lead, here, pool->stream) ||
+            cuda.record(ring->copied[now], pool->stream))
+            return CUDA_FAILED;
+        ring->in_flight[now] = 1;
+        piece.offset += (int64_t)here, piece.target += here, piece.bytes -= here;
     }
+    return FINE;
+}
+
+static int run_job(Pool *pool, Ring *ring, Job *job)
+{
+    int problem = FINE;
+    if (job->after && cuda.wait(pool->stream, job->after, 0))
+        return CUDA_FAILED;
+    for (int i = 0; i < job->count && !problem; i++)
+        problem = pump(pool, ring, job->pieces[i]);
+    return !problem && cuda.record(job->ready, pool->stream) ? CUDA_FAILED : problem;
+}
+
+static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
+{
+    int last = --pool->holders == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (last)
+        free(pool);
+}
+
+static void finish(Job *job, int state) /* with the lock held */
+{
+    job->state = state;
+    job->done = 1;
+    if (--job->holders == 0) {
+        cuda.destroy(job->ready);
+        job->pool->holders--;
+        free(job);
+    }
+}
+
+static void *work(void *argument)
+{
+    Pool *pool = argument;
+    Ring ring = {0};
+    int broken = make_ring(pool, &ring);
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->first && !pool->closing)
+            pthread_cond_wait(&pool->asked, &pool->lock);
+        Job *job = pool->first;
+        if (!job)
+            break;
+        if (!(pool->first = job->next))
+            pool->last = NULL;
+        int state = pool->closing ? CANCELLED : broken;
+        if (!state) {
+            pthread_mutex_unlock(&pool->lock);
+            state = run_job(pool, &ring, job);
+            pthread_mutex_lock(&pool->lock);
+        }
+        finish(job, state);
+        pthread_cond_broadcast(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    free_ring(&ring);
+    return NULL;
+}
+
+static void close_pool(Pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    int was_closing = pool->closing;
+    pool->closing = 1;
+    pthread_cond_broadcast(&pool->asked);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->threads && !was_closing; i++)
+        pthread_join(pool->ids[i], NULL);
+}
+
+static void free_pool(PyObject *capsule)
+{
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    Py_BEGIN_ALLOW_THREADS
+    close_pool(pool);
+    pthread_mutex_lock(&pool->lock);
+    drop_pool(pool);
     Py_END_ALLOW_THREADS
-    free(ring);
+}
+
+static void free_job(PyObject *capsule)
+{
+    Job *job = PyCapsule_GetPointer(capsule, "job");
+    Pool *pool = job->pool;
+    pthread_mutex_lock(&pool->lock);
+    if (--job->holders == 0) {
+        cuda.set_context(pool->context);
+        cuda.destroy(job->ready);
+        free(job);
+        drop_pool(pool);
+    } else
+        pthread_mutex_unlock(&pool->lock);
 }
 
 static PyObject *failed(int problem)
@@ -137,7 +249,9 @@ static PyObject *failed(int problem)
     if (problem == FILE_ENDED)
         PyErr_SetNone(PyExc_EOFError);
     else if (problem == CUDA_FAILED)
-        PyErr_SetString(PyExc_RuntimeError, "the CUDA driver refused a copy");
+        PyErr_SetString(PyExc_RuntimeError, "the CUDA driver refused to copy");
+    else if (problem == CANCELLED)
+        PyErr_SetString(PyExc_RuntimeError, "the pool was closed");
     else {
         errno = problem;
         PyErr_SetFromErrno(PyExc_OSError);
@@ -145,100 +259,147 @@ static PyObject *failed(int problem)
     return NULL;
 }
 
-static PyObject *py_make_ring(PyObject *self, PyObject *args)
+static PyObject *py_open(PyObject *self, PyObject *args)
 {
-    int device, count;
-    unsigned long long memory;
+    int device, threads;
     Py_ssize_t step;
-    if (!PyArg_ParseTuple(args, "iKni", &device, &memory, &step, &count))
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "iinK", &device, &threads, &step, &stream))
         return NULL;
     const char *missing = load_driver();
     if (missing) {
         PyErr_SetString(PyExc_OSError, missing);
         return NULL;
     }
-    if (count < 1 || step < PAGE || step % PAGE) {
-        PyErr_SetString(PyExc_ValueError, "a ring has stages of whole pages");
+    if (threads < 1 || step < PAGE || step % PAGE) {
+        PyErr_SetString(PyExc_ValueError, "a pool has threads, and stages of whole pages");
         return NULL;
     }
-    Ring *ring = calloc(1, sizeof(Ring) + count * sizeof(ring->stages[0]));
-    if (!ring)
+    Pool *pool = calloc(1, sizeof(Pool) + threads * sizeof(pthread_t));
+    if (!pool)
         return PyErr_NoMemory();
-    ring->memory = (char *)(uintptr_t)memory;
-    ring->step = step;
-    ring->count = count;
-    int bad = cuda.retain(&ring->context, device) || cuda.set_context(ring->context);
-    for (int i = 0; i < count && !bad; i++)
-        bad = cuda.event_create(&ring->stages[i].event, DISABLE_TIMING);
-    if (bad) {
-        free(ring);
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->asked, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->stream = (void *)(uintptr_t)stream;
+    pool->step = step;
+    pool->holders = 1;
+    if (cuda.retain(&pool->context, device)) {
+        free(pool);
         return failed(CUDA_FAILED);
     }
-    return PyCapsule_New(ring, "ring", free_ring);
+    while (pool->threads < threads && !pthread_create(&pool->ids[pool->threads], NULL, work, pool))
+        pool->threads++;
+    return PyCapsule_New(pool, "pool", free_pool);
 }
 
-static PyObject *py_take(PyObject *self, PyObject *capsule)
+static PyObject *py_close(PyObject *self, PyObject *capsule)
 {
-    int stage;
-    Ring *ring = PyCapsule_GetPointer(capsule, "ring");
-    if (!ring)
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    if (!pool)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    stage = cuda.set_context(ring->context) ? -1 : take(ring);
+    close_pool(pool);
     Py_END_ALLOW_THREADS
-    return stage < 0 ? failed(CUDA_FAILED) : PyLong_FromLong(stage);
-}
-
-static PyObject *py_push(PyObject *self, PyObject *args)
-{
-    PyObject *capsule;
-    int stage, problem;
-    Py_ssize_t start, bytes;
-    unsigned long long target, stream;
-    if (!PyArg_ParseTuple(args, "OinnKK", &capsule, &stage, &start, &bytes, &target, &stream))
-        return NULL;
-    Ring *ring = PyCapsule_GetPointer(capsule, "ring");
-    if (!ring)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    problem = push(ring, stage, start, bytes, target, (void *)(uintptr_t)stream);
-    Py_END_ALLOW_THREADS
-    if (problem)
-        return failed(CUDA_FAILED);
     Py_RETURN_NONE;
 }
 
-static PyObject *py_pump(PyObject *self, PyObject *args)
+static int parse_pieces(PyObject *list, Job *job)
+{
+    for (int i = 0; i < job->count; i++) {
+        Piece *piece = &job->pieces[i];
+        long long offset;
+        Py_ssize_t bytes;
+        unsigned long long target;
+        PyObject *one = PyList_GetItem(list, i);
+        if (!one || !PyArg_ParseTuple(one, "iLnK", &piece->file, &offset, &bytes, &target))
+            return -1;
+        piece->offset = offset, piece->bytes = bytes, piece->target = target;
+    }
+    return 0;
+}
+
+static PyObject *py_submit(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *list;
+    unsigned long long after;
+    if (!PyArg_ParseTuple(args, "OOK", &capsule, &list, &after))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    Py_ssize_t count = pool ? PyList_Size(list) : -1;
+    if (count < 0)
+        return NULL;
+    Job *job = calloc(1, sizeof(Job) + count * sizeof(Piece));
+    if (!job)
+        return PyErr_NoMemory();
+    job->count = (int)count;
+    job->after = (void *)(uintptr_t)after;
+    job->pool = pool;
+    job->holders = 2;
+    if (parse_pieces(list, job)) {
+        free(job);
+        return NULL;
+    }
+    if (cuda.set_context(pool->context) || cuda.create(&job->ready, DISABLE_TIMING)) {
+        free(job);
+        return failed(CUDA_FAILED);
+    }
+    pthread_mutex_lock(&pool->lock);
+    pool->holders++;
+    if (pool->closing)
+        finish(job, CANCELLED);
+    else if (pool->last)
+        pool->last = pool->last->next = job;
+    else
+        pool->first = pool->last = job;
+    pthread_cond_signal(&pool->asked);
+    pthread_mutex_unlock(&pool->lock);
+    return PyCapsule_New(job, "job", free_job);
+}
+
+static PyObject *py_finish(PyObject *self, PyObject *capsule)
+{
+    Job *job = PyCapsule_GetPointer(capsule, "job");
+    if (!job)
+        return NULL;
+    int state;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&job->pool->lock);
+    while (!job->done)
+        pthread_cond_wait(&job->pool->done, &job->pool->lock);
+    state = job->state;
+    pthread_mutex_unlock(&job->pool->lock);
+    Py_END_ALLOW_THREADS
+    if (state)
+        return failed(state);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_wait(PyObject *self, PyObject *args)
 {
     PyObject *capsule;
-    int file, problem;
-    long long offset;
-    Py_ssize_t bytes;
-    unsigned long long target, stream;
-    if (!PyArg_ParseTuple(args, "OiLnKK", &capsule, &file, &offset, &bytes, &target, &stream))
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &stream))
         return NULL;
-    Ring *ring = PyCapsule_GetPointer(capsule, "ring");
-    if (!ring)
+    Job *job = PyCapsule_GetPointer(capsule, "job");
+    if (!job)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    problem = pump(ring, file, offset, bytes, target, (void *)(uintptr_t)stream);
-    Py_END_ALLOW_THREADS
-    if (problem)
-        return failed(problem);
+    if (cuda.wait((void *)(uintptr_t)stream, job->ready, 0))
+        return failed(CUDA_FAILED);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"make_ring", py_make_ring, METH_VARARGS,
-     "make_ring(device, memory, step, count): stages of `step` bytes in pinned memory at address `memory`"},
-    {"take", py_take, METH_O, "take(ring): the number of a stage that may be filled"},
-    {"push", py_push, METH_VARARGS,
-     "push(ring, stage, start, bytes, target, stream): copy part of a filled stage to the device"},
-    {"pump", py_pump, METH_VARARGS,
-     "pump(ring, file, offset, bytes, target, stream): read a stretch of a file to the device"},
+    {"open", py_open, METH_VARARGS,
+     "open(device, threads, step, stream): a pool whose threads have pinned stages of `step` bytes"},
+    {"close", py_close, METH_O, "close(pool): end its threads; what has not begun is cancelled; safe twice"},
+    {"submit", py_submit, METH_VARARGS,
+     "submit(pool, [(file, offset, bytes, target), ...], after): a job, begun once event `after` is done"},
+    {"finish", py_finish, METH_O, "finish(job): wait until its copies have been asked for, or raise why not"},
+    {"wait", py_wait, METH_VARARGS, "wait(job, stream): let a stream wait for the copies of a finished job"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pump",
-                                    "Files to a CUDA device, without holding Python's lock.", -1, methods};
+                                    "Files to a CUDA device, by threads that never touch Python.", -1, methods};
 
 PyMODINIT_FUNC PyInit__pump(void) { return PyModule_Create(&module); }

@@ -1,8 +1,8 @@
-"""Stretches of files to a device, through a ring of pinned stages per reading thread.
+"""Stretches of files to a device, through pinned stages.
 
 A stage is filled, its copy asked for, and it is filled again only once that copy is done: reading, copying
-and computing run at the same time. `NativeRing` does it in C where the small extension was built;
-`TorchRing` is its twin, and serves the CPU too, where a copy is just a copy.
+and computing run at the same time. `NativePool` does it with threads in C, where the small extension was
+built; `TorchRing` is its twin for a Python thread. It serves the CPU too, where a copy is just a copy.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 
+from stoker.load.device import Device
 from stoker.load.engines import PAGE, Bytes, Pread
-
-if TYPE_CHECKING:
-    from stoker.load.device import Device
 
 # Read and copied at once: what was read is still in the processor's cache when the card fetches it, and
 # each copy costs the driver some 3 us (H200, 14 threads: 41 GB/s with 512 KiB, 47 with 1 MiB, 50 with
@@ -26,24 +24,52 @@ STEP_BYTES = 4 << 20
 
 _STAGES = 2  # one is filled while the other is copied
 
+Stretch = tuple[int, int, int, int]  # an open file, the offset in it, bytes, and their address on the device
 
-class Ring(Protocol):
-    """Stages of one thread. A target is a stretch of device memory; copies run on the copy stream."""
 
-    step: int
+class NativeJob:
+    """Stretches being read by the pool."""
 
-    def take(self) -> Bytes:
-        """A stage that may be filled."""
+    def __init__(self, native: Any, job: Any, after: Any) -> None:
+        self._native, self._job = native, job
+        self._after = after  # an event must not go while it may still be waited for
 
-    def push(self, start: int, size: int, target: torch.Tensor) -> None:
-        """Copy part of the stage taken last."""
+    def finish(self) -> None:
+        """Wait until all copies have been asked for; EOFError or OSError if a file could not be read."""
+        self._native.finish(self._job)
 
-    def pump(self, file: int, offset: int, target: torch.Tensor) -> None:
-        """Read from an open file to the target; EOFError where it is too short."""
+    def wait(self, stream: Any) -> None:
+        """Let a stream wait for the copies of a finished job, as torch's events do."""
+        self._native.wait(self._job, stream.cuda_stream)
+
+
+class NativePool:
+    """Reading threads in C. Jobs are submitted by one thread; `close` is safe twice."""
+
+    def __init__(self, native: Any, device: Device, threads: int) -> None:
+        self._native = native
+        self._pool = native.open(device.torch_device.index, threads, STEP_BYTES, device.copy_stream)
+
+    def submit(self, stretches: list[Stretch], *, after: Any) -> NativeJob:
+        """Read stretches, once the event `after` is done."""
+        event = after.cuda_event if after is not None else 0
+        return NativeJob(self._native, self._native.submit(self._pool, stretches, event), after)
+
+    def close(self) -> None:
+        self._native.close(self._pool)
+
+
+def open_pool(device: Device, threads: int) -> NativePool | None:
+    """The pool, where there is a CUDA device and the extension was built."""
+    if not device.is_cuda:
+        return None
+    with suppress(ImportError, OSError):
+        return NativePool(import_module("stoker.load._pump"), device, threads)
+    return None
 
 
 class TorchRing:
-    """In Python: for the CPU, and where the extension was not built."""
+    """The stages of one Python thread."""
 
     def __init__(self, device: Device, step: int) -> None:
         self._device, self.step = device, step
@@ -52,6 +78,7 @@ class TorchRing:
         self._now = 0
 
     def take(self) -> Bytes:
+        """A stage that may be filled."""
         self._now = (self._now + 1) % _STAGES
         if self._copied[self._now] is not None:
             self._copied[self._now].synchronize()  # the copy may still be running
@@ -59,10 +86,12 @@ class TorchRing:
         return stage
 
     def push(self, start: int, size: int, target: torch.Tensor) -> None:
+        """Copy part of the stage taken last, on the current stream."""
         target.copy_(self._stages[self._now][start : start + size], non_blocking=True)
         self._copied[self._now] = self._device.mark()
 
     def pump(self, file: int, offset: int, target: torch.Tensor) -> None:
+        """Read from an open file to the target; EOFError where it is too short."""
         done = 0
         while done < target.numel():
             lead = (offset + done) % PAGE  # the file may be open for O_DIRECT: read from whole pages on
@@ -73,47 +102,14 @@ class TorchRing:
             done += here
 
 
-class NativeRing:
-    """In C, without Python's lock."""
-
-    def __init__(self, native: Any, device: Device, step: int) -> None:
-        self._native, self.step = native, step
-        self._memory = device.pinned(step * _STAGES)
-        self._stages = self._memory.numpy().reshape(_STAGES, step)
-        self._ring = native.make_ring(device.torch_device.index, self._memory.data_ptr(), step, _STAGES)
-        self._stream = device.copy_stream
-        self._now = 0
-
-    def __del__(self) -> None:
-        self._ring = None  # waits for its copies, before the memory they read from goes
-
-    def take(self) -> Bytes:
-        self._now = self._native.take(self._ring)
-        stage: Bytes = self._stages[self._now]
-        return stage
-
-    def push(self, start: int, size: int, target: torch.Tensor) -> None:
-        self._native.push(self._ring, self._now, start, size, target.data_ptr(), self._stream)
-
-    def pump(self, file: int, offset: int, target: torch.Tensor) -> None:
-        self._native.pump(self._ring, file, offset, target.numel(), target.data_ptr(), self._stream)
-
-
 class Rings(threading.local):
     """A ring per reading thread, of stages that hold a block of digests."""
 
     def __init__(self, device: Device, block_bytes: int) -> None:
         self._device, self._step = device, max(STEP_BYTES, -(-block_bytes // PAGE) * PAGE)
-        self._ring: Ring | None = None
+        self._ring: TorchRing | None = None
 
-    def mine(self) -> Ring:
+    def mine(self) -> TorchRing:
         if self._ring is None:
-            self._ring = make_ring(self._device, self._step)
+            self._ring = TorchRing(self._device, self._step)
         return self._ring
-
-
-def make_ring(device: Device, step: int) -> Ring:
-    if device.is_cuda:
-        with suppress(ImportError, OSError):
-            return NativeRing(import_module("stoker.load._pump"), device, step)
-    return TorchRing(device, step)

@@ -51,12 +51,6 @@ class CachedFiles(Files, Protocol):
         """Bring it again, unless the inode found damaged (0: none was there) has been replaced already."""
 
 
-class Pump(Protocol):
-    """What reads from an open file to somewhere else, in a reading thread."""
-
-    def pump(self, file: int, offset: int, target: Any) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A folder on a mounted filesystem."""
@@ -148,15 +142,21 @@ class ShardReader:
                     self._read_bytes(name, handle, begin, whole)
                 return self._judge(name, block, whole), lead
 
-    def pump(self, name: str, offset: int, ring: Pump, target: Any) -> None:
-        """Let a ring read verified bytes by itself, where the engine's handles are open files."""
+    def distrust(self, name: str, start: int, stop: int) -> None:
+        """Verify the blocks of a stretch anew."""
+        self._good[name][start // self.block_bytes : -(-stop // self.block_bytes)] = False
+
+    def open(self, name: str) -> _Opened:
+        """The file for others to read from, where the engine's handles are open files."""
+        opened = self._opened(name)
+        if opened.handle is None:
+            raise FileNotFoundError(name)
+        return opened
+
+    def descriptor(self, name: str) -> int | None:
+        """The open file, if it stays open until this reader is closed."""
         with self._opened(name) as handle:
-            try:
-                ring.pump(handle, offset, target)
-            except EOFError:
-                self._unreadable(name, "has become shorter while it was read")
-            except OSError as error:
-                self._unreadable(name, f"cannot be read at byte {offset:,}: {error.strerror}")
+            return handle if name in self._handles else None
 
     def path(self, name: str) -> Path:
         return self._files.local_path(name)
@@ -313,14 +313,14 @@ class _Opened:
     def __init__(
         self, engine: Engine, handle: Any, *, keep: bool, then: Callable[[], None] | None = None
     ) -> None:
-        self._engine, self._handle, self._keep, self._then = engine, handle, keep, then
+        self._engine, self.handle, self._keep, self._then = engine, handle, keep, then
 
     def __enter__(self) -> Any:
-        return self._handle
+        return self.handle
 
     def __exit__(self, *exc: object) -> None:
         if not self._keep:
-            self._engine.close(self._handle)
+            self._engine.close(self.handle)
         if self._then:
             self._then()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker.load.build import STRETCH_BYTES
 from stoker.load.order import Order
 
 SAMPLES, SHARDS, BATCH, SAMPLE_BYTES = 400_000, 20, 8, 4096
@@ -43,7 +44,8 @@ def main() -> None:
         ("blocks", 128, 1),
         ("off", 128, 1),
     ):
-        order = Order(samples=SAMPLES, chunk=chunk, window=window, shuffle=shuffle, seed=1)
+        stretch = STRETCH_BYTES // (chunk * SAMPLE_BYTES)
+        order = Order(samples=SAMPLES, chunk=chunk, window=window, stretch=stretch, shuffle=shuffle, seed=1)
         held = order.lanes * window * chunk * SAMPLE_BYTES if shuffle != "off" else chunk * SAMPLE_BYTES
         name = f"{shuffle}, chunks of {chunk * SAMPLE_BYTES >> 10} KiB, window {window}"
         found[name] = {

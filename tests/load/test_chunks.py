@@ -11,6 +11,7 @@ from stoker.load.build import Store, make_parts
 from stoker.load.chunks import Chunk, ChunkCache, in_threads
 from stoker.load.dataset import open_dataset
 from stoker.load.options import LoaderOptions
+from stoker.load.order import Cut
 
 
 class Later(Executor):
@@ -77,7 +78,7 @@ def test_a_failed_read_is_raised_and_can_be_tried_again():
 def test_a_read_asked_for_before_the_cache_grew_does_not_write_into_the_new_arena(corpus):
     options = LoaderOptions(batch_size=4, seq_len=32, chunk_bytes=256)
     dataset = open_dataset(corpus, files=None, engine="pread", on_corrupt="raise")
-    parts = make_parts([dataset], options, weights=(1.0,), lanes=2)
+    parts = make_parts([dataset], options, weights=(1.0,), cut=Cut(lanes=2))
     later = Later()
     store = Store(parts, batch_rows=4, threads=later)
     store.cache.prefetch([(0, 0, 4)], keep=set())

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from stoker.errors import UsageError
 from stoker.load.blend import make_blend
-from stoker.load.order import Order, Share, lanes_for
+from stoker.load.order import Cut, Order, Share
 from stoker.mixing import key_of, permutation, permuted
 
 orders = st.builds(
     Order,
     samples=st.integers(0, 700),
     chunk=st.integers(1, 40),
-    lanes=st.sampled_from([1, 2, 3, 7, 12, 24]),
+    cut=st.builds(
+        Cut, lanes=st.sampled_from([1, 2, 3, 7, 12, 24]), ranks=st.integers(1, 8), nodes=st.integers(1, 4)
+    ),
+    stretch=st.integers(1, 5),
     window=st.integers(1, 4),
     seed=st.integers(0, 2**64 - 1),
     shuffle=st.sampled_from(["full", "blocks", "off"]),
@@ -99,8 +102,9 @@ def test_a_rank_reads_its_own_lanes_only(world, seed):
 
 @given(world=st.integers(1, 300))
 def test_default_lanes_suit_the_world_and_small_ones(world):
-    assert lanes_for(world) % world == 0
-    assert lanes_for(world) % 8 == 0
+    lanes = Cut.for_world(world, 1).lanes
+    assert lanes % world == 0
+    assert lanes % 8 == 0
 
 
 @settings(max_examples=30)
@@ -112,7 +116,7 @@ def test_default_lanes_suit_the_world_and_small_ones(world):
 def test_a_blend_keeps_its_weights_and_each_dataset_its_epochs(sizes, seed, data):
     weights = tuple(data.draw(st.floats(0.05, 1.0)) for _ in sizes)
     blend = make_blend(
-        tuple(Order(samples=n, chunk=7, lanes=4, seed=seed) for n in sizes), weights, seed=seed
+        tuple(Order(samples=n, chunk=7, cut=Cut(lanes=4), seed=seed) for n in sizes), weights, seed=seed
     )
     drawn = blend.draw(range(blend.lanes * 4096), epoch=0)
     for which in range(len(sizes)):

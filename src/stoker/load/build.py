@@ -18,7 +18,7 @@ from stoker.load.dataset import Dataset
 from stoker.load.documents import DocumentAssembler
 from stoker.load.layout import Documents, Layout, Windows
 from stoker.load.options import LoaderOptions
-from stoker.load.order import Key, Order, Share
+from stoker.load.order import Cut, Key, Order, Share
 from stoker.load.pipeline import Maker
 from stoker.load.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
 from stoker.load.samples import SampleAssembler
@@ -30,6 +30,10 @@ _GROUP_BYTES = 2 << 20
 
 _DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
 
+# Read before a lane goes elsewhere: a good part of a shard. While shards are still on their way to this node,
+# each lane waits for the one or two that a stretch lies in.
+STRETCH_BYTES = 256 << 20
+
 _SPARE = 4  # chunks read ahead
 _GROUPS_AHEAD = 3  # and, beside those, what so many groups of batches use up
 
@@ -39,6 +43,7 @@ class Parts:
     """What a loader is made of. `layouts` has one entry per dataset of a blend, or per epoch on disk."""
 
     planner: Planner
+    orders: Sequence[Order]
     layouts: Sequence[Layout]
     datasets: Sequence[Dataset]
     chunks: Sequence[int]
@@ -50,17 +55,18 @@ class Parts:
 
 
 def make_parts(
-    datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], lanes: int
+    datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], cut: Cut
 ) -> Parts:
     layouts, owners = _layouts(datasets, options)
-    orders = tuple(_order(layout, options, number, lanes) for number, layout in enumerate(layouts))
+    orders = tuple(_order(layout, options, number, cut) for number, layout in enumerate(layouts))
     chunks = [order.chunk for order in orders]
     batch_bytes = _batch_bytes(layouts, options)
     group = 1 if options.packing == "best-fit" else max(1, min(64, _target(options) // batch_bytes))
     used_up = -(-group * options.batch_size // min(chunks))
-    slots = _slots(options, lanes, blended=len(datasets)) + _GROUPS_AHEAD * used_up
+    slots = _slots(options, cut.lanes, blended=len(datasets)) + _GROUPS_AHEAD * used_up
     return Parts(
         planner=_planner(layouts, orders, weights, options, blended=len(datasets) > 1),
+        orders=orders,
         layouts=layouts,
         datasets=owners,
         chunks=chunks,
@@ -98,12 +104,14 @@ def _layout(dataset: Dataset, options: LoaderOptions, epoch: int) -> Layout:
     )
 
 
-def _order(layout: Layout, options: LoaderOptions, number: int, lanes: int) -> Order:
+def _order(layout: Layout, options: LoaderOptions, number: int, cut: Cut) -> Order:
+    chunk = max(1, round(options.chunk_bytes / max(1.0, layout.sample_bytes)))
     return Order(
         samples=layout.samples,
-        chunk=max(1, round(options.chunk_bytes / max(1.0, layout.sample_bytes))),
-        lanes=lanes,
+        chunk=chunk,
+        cut=cut,
         window=options.window,
+        stretch=max(1, round(STRETCH_BYTES / max(1.0, chunk * layout.sample_bytes))),
         seed=options.seed + number,
         shuffle=options.shuffle,
         dataset=number,

@@ -37,9 +37,11 @@ class Piece:
 class Layout(Protocol):
     """Where samples lie; called from planning and reading threads."""
 
+    shards: tuple[ShardRecord, ...]
     samples: int
     sample_bytes: float
 
+    def shard_of(self, samples: Integers) -> Integers: ...
     def pieces(self, first: int, stop: int) -> list[Piece]: ...
 
 
@@ -55,7 +57,7 @@ class Windows:
         if seq_len < 1:
             raise UsageError(f"seq_len={seq_len} is impossible", hint="use at least 1")
         self.dtype, self.seq_len = dtype, seq_len
-        self._files = [shard.files[0] for shard in shards]
+        self.shards = shards
         counts = np.array([max(0, shard.tokens - 1) // seq_len for shard in shards], np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self.samples = int(self._starts[-1])
@@ -90,7 +92,7 @@ class Windows:
         low, high = max(first, begin), min(stop, end)
         token = self.dtype.itemsize
         return Piece(
-            file=self._files[shard],
+            file=self.shards[shard].files[0],
             shard=shard,
             start=(low - begin) * self.seq_len * token,
             stop=((high - begin) * self.seq_len + 1) * token,
@@ -100,7 +102,7 @@ class Windows:
     def chunk_bytes(self, samples: int) -> int:
         """Room for a chunk of so many samples, wherever it begins."""
         empty = int((np.diff(self._starts) == 0).sum())
-        gaps = min(samples, len(self._files)) + empty + 1
+        gaps = min(samples, len(self.shards)) + empty + 1
         return (samples * self.seq_len + gaps) * self.dtype.itemsize
 
 
@@ -108,7 +110,7 @@ class _Indexed:
     """Samples found through an index per shard, loaded and verified when the shard is first used."""
 
     def __init__(self, shards: tuple[ShardRecord, ...], reader: ShardReader) -> None:
-        self._shards, self._reader = shards, reader
+        self.shards, self._reader = shards, reader
         self.starts = np.concatenate([[0], np.cumsum([shard.samples for shard in shards])]).astype(np.int64)
         self.samples = int(self.starts[-1])
         data_bytes = sum(shard.files[0].bytes for shard in shards)
@@ -126,7 +128,7 @@ class _Indexed:
         for shard in (s for s in range(low, high + 1) if self.starts[s] < self.starts[s + 1]):
             ends = np.array([max(first, self.starts[shard]), min(stop, self.starts[shard + 1]) - 1])
             (start, _), (_, end) = self.spans(shard, ends).tolist()
-            found.append(Piece(file=self._shards[shard].files[0], shard=shard, start=start, stop=end, at=at))
+            found.append(Piece(file=self.shards[shard].files[0], shard=shard, start=start, stop=end, at=at))
             at += -(-(end - start) // 8) * 8  # so that tokens of any type stay aligned
         return found
 
@@ -136,7 +138,7 @@ class _Indexed:
     def _index(self, shard: int) -> Any:  # what the format's own index is
         with self._lock:
             if shard not in self._indexes:
-                record = self._shards[shard].files[1]
+                record = self.shards[shard].files[1]
                 file: Any = io.BytesIO(PlainFile(self._reader, record.name, record.bytes).readall())
                 self._indexes[shard] = self._parse(file, record.name)
             return self._indexes[shard]

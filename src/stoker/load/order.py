@@ -1,14 +1,16 @@
 """The order of samples: a computed permutation, so no index of the corpus is ever stored.
 
-The samples are cut into `lanes` equal stretches. Position g of an epoch is sample number g div lanes of
-lane g mod lanes. Lanes lie in the corpus in strides, so that neighbours in a batch come from far apart. A
-lane is cut into chunks, which is what a reader reads at once; it visits its chunks in a permuted order,
-and permutes the samples of each `window` of chunks among themselves. All of it is a pure function of
-(seed, epoch, samples, lanes, chunk, window): any position can be asked for, and the number of ranks only
+The samples are cut into lanes of equal size. Position g of an epoch is sample number g div lanes of lane
+g mod lanes. Lanes lie in the corpus in strides, so that neighbours in a batch come from far apart. A lane is
+cut into stretches, which it visits in a permuted order: so a node that has just begun needs few shards. A
+stretch is cut into chunks, which is what a reader reads at once, also visited in a permuted order; and the
+samples of each `window` of chunks are permuted among themselves. All of it is a pure function of (seed,
+epoch, samples, lanes, chunk, window, stretch): any position can be asked for, and the number of ranks only
 decides who reads a lane, never what the global sequence is.
 
-A rank takes the positions that are its own modulo the world size. When that divides the lanes, it needs
-its own lanes only: its share of the shards, read in whole chunks.
+A rank takes the positions that are its own modulo the world size. When that divides the lanes, it needs its
+own lanes only: its share of the shards, read in whole chunks. The lanes of a node's ranks lie side by side,
+for the nodes the job was first laid out for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SHUFFLES = ("full", "blocks", "off")
 # memory (one chunk each).
 LANES = 24
 
-_CHUNKS, _WITHIN, _PHASE = range(1, 4)  # what a key is for
+_CHUNKS, _WITHIN, _PHASE, _STRETCHES = range(1, 5)  # what a key is for
 
 Key = tuple[int, int, int]  # a chunk: its dataset, first sample and stop
 
@@ -108,13 +110,34 @@ class Numbers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How samples are cut into lanes, for the ranks and nodes a job first ran on. It belongs to the order: a
+    job that goes on elsewhere keeps it."""
+
+    lanes: int = LANES
+    ranks: int = 1
+    nodes: int = 1
+
+    def node_of(self, lane: int) -> int:
+        """Whose ranks read a lane; 0 where nodes have different numbers of ranks."""
+        each, left = divmod(self.ranks, self.nodes)
+        return 0 if left else lane % self.ranks // each
+
+    @classmethod
+    def for_world(cls, ranks: int, nodes: int, *, lanes: int = 0) -> Cut:
+        """Lanes such that every rank has some of its own, and other world sizes still divide them."""
+        return cls(lanes=lanes or math.lcm(LANES, ranks), ranks=ranks, nodes=nodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
     """The order of one dataset."""
 
     samples: int
     chunk: int = 1024
-    lanes: int = LANES
+    cut: Cut = field(default_factory=Cut)
     window: int = 1
+    stretch: int = 512  # chunks
     seed: int = 0
     shuffle: str = "full"
     dataset: int = 0
@@ -127,13 +150,17 @@ class Order:
     def __post_init__(self) -> None:
         if self.shuffle not in SHUFFLES:
             raise UsageError(f"shuffle={self.shuffle!r} is unknown", hint=f"use one of {', '.join(SHUFFLES)}")
-        if min(self.chunk, self.lanes, self.window) < 1 or self.samples < 0:
+        if min(self.chunk, self.lanes, self.window, self.stretch) < 1 or self.samples < 0:
             raise UsageError(
                 f"an order of {self.samples} samples in {self.lanes} lanes, chunks of {self.chunk} and "
                 f"windows of {self.window} is impossible",
                 hint="lanes, chunk and window are at least 1",
             )
         object.__setattr__(self, "_starts", self._lane_starts())
+
+    @property
+    def lanes(self) -> int:
+        return self.cut.lanes
 
     @property
     def positions(self) -> int:
@@ -156,7 +183,7 @@ class Order:
         if self.shuffle != "off":
             # Lanes start at different phases, or all would need their next chunk at the same moment. The
             # phase also moves the short last chunk, which is never permuted, to another place each epoch.
-            at += key_of(self.seed, epoch, lane, _PHASE) % max(1, size)
+            at += self._phase(lane, epoch)
         while left:
             number, begin = divmod(at if at < size else at - size, span)
             room = min(span, size - number * span)
@@ -176,10 +203,26 @@ class Order:
         """The first sample of a lane."""
         return self._starts[lane]
 
+    def stretches(self, lane: int, *, epoch: int) -> Iterator[tuple[range, int, int]]:
+        """The stretches of a lane: the turns at which it is in each, and the samples `first:stop`."""
+        size, start, key = self.lane_size(lane), self.lane_start(lane), key_of(self.seed, epoch, lane)
+        length, phase = self.stretch * self.chunk, self._phase(lane, epoch)
+        for number, index in enumerate(range(0, size, length)):
+            stop = min(index + length, size)
+            # it begins in the middle of one, whose beginning comes last
+            turn = 0 if index <= phase < stop else (index - phase) % size
+            first = self._stretch(number, size, key) * length
+            yield range(turn, turn + stop - index), start + first, start + min(first + length, size)
+
+    def _phase(self, lane: int, epoch: int) -> int:
+        return key_of(self.seed, epoch, lane, _PHASE) % max(1, self.lane_size(lane))
+
     def _lane_starts(self) -> Sequence[int]:
-        """A stride near the golden ratio spreads consecutive lanes."""
+        """A stride near the golden ratio spreads consecutive lanes, among those of their node."""
         stride = _coprime(round(self.lanes * 0.618), self.lanes)
-        by_place = sorted(range(self.lanes), key=lambda lane: lane * stride % self.lanes)
+        by_place = sorted(
+            range(self.lanes), key=lambda lane: (self.cut.node_of(lane), lane * stride % self.lanes)
+        )
         starts, at = [0] * self.lanes, 0
         for lane in by_place:
             starts[lane] = at
@@ -222,9 +265,17 @@ class Order:
 
     def _visit(self, turn: int, size: int, key: int) -> int:
         """The first sample of the chunk visited at a turn; a short last one stays where it is."""
-        whole = size // self.chunk
-        is_moved = self.shuffle != "off" and turn < whole
-        return (permuted(turn, whole, key_of(key, _CHUNKS)) if is_moved else turn) * self.chunk
+        if self.shuffle == "off" or turn >= size // self.chunk:
+            return turn * self.chunk
+        number, turn = divmod(turn, self.stretch)
+        number = self._stretch(number, size, key)
+        chunks = min(self.stretch, size // self.chunk - number * self.stretch)
+        return (number * self.stretch + permuted(turn, chunks, key_of(key, _CHUNKS, number))) * self.chunk
+
+    def _stretch(self, turn: int, size: int, key: int) -> int:
+        """The stretch visited at a turn; a short last one stays where it is."""
+        whole = size // (self.stretch * self.chunk)
+        return permuted(turn, whole, key_of(key, _STRETCHES)) if turn < whole else turn
 
 
 # Samples whose windows are made together.
@@ -271,11 +322,6 @@ class Share:
         """Positions of this rank's rows in `count` batches from global position `start`."""
         first = start + self.rank
         return range(first, first + count * self.global_batch, self.world)
-
-
-def lanes_for(world: int) -> int:
-    """Lanes such that every rank has some of its own, and other world sizes still divide them."""
-    return math.lcm(LANES, world)
 
 
 def _coprime(near: int, number: int) -> int:

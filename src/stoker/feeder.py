@@ -18,10 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stoker.load.batch import Batch
-from stoker.load.dataset import Source, brought, read_books
+from stoker.load.dataset import Source
 from stoker.load.loader import Loader, LoaderReport
 from stoker.load.reader import Files
-from stoker.manifest import BLOCKS_NAME, NAME
 from stoker.storage import is_local
 from stoker.world import World
 
@@ -67,7 +66,7 @@ class Feeder:
         # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
         where = name if device_of_feeder.is_cuda else ""
         sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
-        self._staged = None if files else _staged(sources, cache, options.get("world"))
+        self._staged = None if files else _staged(sources, cache)
         try:
             self.loader = Loader(
                 self._staged.sources if self._staged else dataset,
@@ -76,6 +75,7 @@ class Feeder:
                 device=where,
                 **options,
             )
+            self._prefetch()
         except BaseException:
             self._close_staged()
             raise
@@ -109,6 +109,7 @@ class Feeder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = None
         self.loader.load_state_dict(state)
+        self._prefetch()
 
     def report(self) -> LoaderReport:
         return self.loader.report()
@@ -116,6 +117,11 @@ class Feeder:
     def close(self) -> None:
         self.loader.close()
         self._close_staged()
+
+    def _prefetch(self) -> None:
+        """What is read next comes next."""
+        if self._staged:
+            self._staged.prefetch(self.loader)
 
     def _close_staged(self) -> None:
         if self._staged:
@@ -145,24 +151,23 @@ class _Staged:
 
     def __init__(self, sources: Sequence[Source], cache: Cache, *, owned: bool) -> None:
         self.sources, self._cache, self._owned = list(sources), cache, owned
-        self._near: list[Near] = []
+        self._near: dict[int, Near] = {}
 
-    def bring(self, number: int, world: World) -> None:
-        near = self._cache.at(str(self.sources[number]))
-        self._near.append(near)
-        near.prefetch(names_in_order(near, node=world.node, nodes=world.nodes))
-        self.sources[number] = near
+    def bring(self, number: int) -> None:
+        self.sources[number] = self._near[number] = self._cache.at(str(self.sources[number]))
+
+    def prefetch(self, loader: Loader) -> None:
+        for number, near in self._near.items():
+            near.prefetch(loader.files_in_order(number))
 
     def close(self) -> None:
         if self._owned:
             self._cache.close()
-        for near in self._near:
+        for near in self._near.values():
             near.close()
 
 
-def _staged(
-    sources: Sequence[Source], cache: Cache | str | Path | None, world: World | None
-) -> _Staged | None:
+def _staged(sources: Sequence[Source], cache: Cache | str | Path | None) -> _Staged | None:
     """Sources as they are to be read, if any of them comes through a cache."""
     from stoker.stage.cache import Cache as StageCache
 
@@ -174,16 +179,8 @@ def _staged(
     staged = _Staged(sources, cache if isinstance(cache, StageCache) else StageCache(cache), owned=owned)
     try:
         for number in coming:
-            staged.bring(number, world or World.from_environ())
+            staged.bring(number)
     except BaseException:
         staged.close()
         raise
     return staged
-
-
-def names_in_order(near: Near, *, node: int, nodes: int) -> list[str]:
-    """The files of a staged dataset that a node reads, in the order in which it will."""
-    manifest, _ = read_books(brought(near), near)
-    count = len(manifest.shards)
-    shards = manifest.shards[count * node // nodes : -(-count * (node + 1) // nodes)]
-    return [NAME, BLOCKS_NAME, *(file.name for shard in shards for file in shard.files)]

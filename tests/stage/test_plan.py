@@ -123,7 +123,7 @@ def test_the_longest_unused_goes_first():
     holdings = [Holding(key=key, bytes=10, used_at=at) for key, at in (("new", 3), ("old", 1), ("mid", 2))]
     assert evictions(holdings, need_bytes=15) == ("old", "mid")
     assert evictions(holdings, need_bytes=5, keep={"old"}) == ("mid",)
-    assert evictions(holdings, need_bytes=5, used_before=1) is None
+    assert evictions(holdings, need_bytes=25, keep={"old"}) is None
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ def ls(cache: Path | None, as_json: bool) -> None:
 def _share(text: str) -> Callable[[Near], Iterable[str]] | None:
     if not text:
         return None
-    from stoker.feeder import names_in_order
+    from stoker.load.dataset import brought, read_books
+    from stoker.load.needs import share_of
+    from stoker.manifest import BLOCKS_NAME, NAME
     from stoker.stage.run import parse_share
 
     node, nodes = parse_share(text)
@@ -136,7 +138,8 @@ def _share(text: str) -> Callable[[Near], Iterable[str]] | None:
                 f"{near.collection.url} has no manifest to share out",
                 hint="leave --share out, or stage a dataset",
             )
-        return names_in_order(near, node=node, nodes=nodes)
+        manifest, _ = read_books(brought(near), near)
+        return [NAME, BLOCKS_NAME, *share_of(manifest, node=node, nodes=nodes)]
 
     return choose
 

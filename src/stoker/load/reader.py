@@ -101,6 +101,9 @@ class ShardReader:
         self._passing: Counter[str] = Counter()  # opened for one read
         self._inodes: dict[str, int] = {}
         self._healed: set[tuple[str, int]] = set()
+        self._renewals: Counter[str] = Counter()  # how often a file was brought again
+        self._renewing = threading.Lock()
+        self._seen = _Seen()
         self._scratch = Scratch()
         self._lock = threading.Lock()
         self.damage = Damage()
@@ -108,6 +111,7 @@ class ShardReader:
     def read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         """Fill `out` with the bytes from `start` on; the stretches of it that are damaged (by policy)."""
         while True:
+            self._seen.renewals = self._renewals[name]
             with suppress(_BroughtAgainError):
                 return self._read(name, start, out)
 
@@ -137,6 +141,7 @@ class ShardReader:
         begin = offset - lead
         whole = stage[: min(self.block_bytes, self._sizes[name] - begin)]
         while True:
+            self._seen.renewals = self._renewals[name]
             with suppress(_BroughtAgainError):
                 with self._opened(name) as handle:
                     self._read_bytes(name, handle, begin, whole)
@@ -198,24 +203,33 @@ class ShardReader:
     def _bring_again(self, name: str, block: int, problem: str) -> None:
         """Have a damaged file brought again, where that is possible, and the read begin anew. Once for each
         block: what is damaged twice is so at its origin."""
-        with self._lock:
-            if self._cached is None or (name, block) in self._healed:
+        if self._cached is None:
+            return
+        with self._renewing:
+            if self._renewals[name] > self._seen.renewals:  # another thread saw to it meanwhile
+                raise _BroughtAgainError
+            if (name, block) in self._healed:
                 return
             self._healed.add((name, block))
-            inode = self._inodes.get(name, 0)
+            if self._refetched(name, problem):
+                raise _BroughtAgainError
+
+    def _refetched(self, name: str, problem: str) -> bool:
+        assert self._cached
         try:
-            self._cached.refetch(name, damaged=inode)
+            self._cached.refetch(name, damaged=self._inodes.get(name, 0))
         except StokerError as error:
             if self.skips:
-                return
+                return False
             raise BadShardError(
                 f"{problem}, and cannot be brought again: {error.message}", hint=error.hint
             ) from error
         with self._lock:
             self.damage.healed.append(f"{problem}: brought again")
-            if self._inodes.get(name) == inode and name in self._handles:
+            if name in self._handles:
                 self._replaced.append(self._handles.pop(name))
-        raise _BroughtAgainError
+            self._renewals[name] += 1
+        return True
 
     def _problem(self, name: str, block: int) -> str:
         at = block * self.block_bytes
@@ -301,6 +315,12 @@ class ShardReader:
                 self._engine.close(handle)
         for name in handles:
             self._release(name)
+
+
+class _Seen(threading.local):
+    """How often the file had been brought again when this thread began to read it."""
+
+    renewals = 0
 
 
 class _BroughtAgainError(Exception):

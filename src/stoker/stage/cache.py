@@ -18,6 +18,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from collections.abc import Collection as Names
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -113,10 +114,12 @@ class Cache:
         *,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_wait: Callable[[str], None] = lambda holder: None,
-        used_before: float = float("inf"),
+        ahead: Names[str] | None = None,
         anew: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Return when a unit lies here. Threads of one process that want the same wait for the first."""
+        """Return when a unit lies here. Threads of one process that want the same wait for the first.
+
+        `ahead`: the unit is not needed yet, and must not displace these, which will be before it."""
         self.check_process()
         while anew() or not self.shelf.holds(unit):
             with self._lock:
@@ -127,9 +130,7 @@ class Cache:
                 coming.exception()  # whatever it met, it may be another matter for us
                 continue
             try:
-                self._fetcher.bring(
-                    unit, on_bytes=on_bytes, on_wait=on_wait, used_before=used_before, anew=anew
-                )
+                self._fetcher.bring(unit, on_bytes=on_bytes, on_wait=on_wait, ahead=ahead, anew=anew)
             except Stopped:
                 raise StorageError("the cache was closed while it was used", hint="close it last") from None
             finally:

@@ -16,6 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection as Names
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class Fetcher:
         *,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_wait: Callable[[str], None] = lambda holder: None,
-        used_before: float = float("inf"),
+        ahead: Names[str] | None = None,
         anew: Callable[[], bool] = lambda: False,
     ) -> None:
         """Return when the unit lies in its place, whoever brought it. `anew`, asked under the lease,
@@ -69,7 +70,7 @@ class Fetcher:
                 continue
             with suppress(LeaseLostError), lease:  # lost: another goes on, and we wait for its file
                 if anew() or not self.shelf.holds(unit):
-                    _Fetch(self, unit, lease, on_bytes, used_before).run()
+                    _Fetch(self, unit, lease, on_bytes, ahead).run()
 
     def stop(self) -> None:
         """Make every `bring` end soon, with Stopped."""
@@ -85,17 +86,17 @@ class _Fetch:
         unit: Unit,
         lease: Lease,
         on_bytes: Callable[[int], None],
-        used_before: float,
+        ahead: Names[str] | None,
     ) -> None:
         self._shelf, self._room, self._wire = fetcher.shelf, fetcher.room, fetcher.wire
         self._stop = fetcher.stopping
         self._unit, self._lease, self._on_bytes = unit, lease, on_bytes
-        self._used_before = used_before
+        self._ahead = ahead
         self._parts = self._shelf.parts_folder(unit.key)
         self._checked_at = time.monotonic()
 
     def run(self) -> None:
-        part = self._room.reserve(self._unit, self._open_part, used_before=self._used_before)
+        part = self._room.reserve(self._unit, self._open_part, ahead=self._ahead)
         try:
             self._fetch_all(part)
             self._publish(part)

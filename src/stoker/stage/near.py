@@ -27,6 +27,8 @@ class Near:
         self.cache, self.collection, self.units, self.folder = cache, collection, units, folder
         self._unit_of = {file.name: unit for unit in units for file in unit.files}
         self._held: dict[str, Path] = {}
+        self._asked: set[str] = set()
+        self._ahead: set[str] = set()  # units brought before they were asked for
         self._prefetcher: Prefetcher | None = None
         self._lock = threading.Lock()
 
@@ -42,6 +44,8 @@ class Near:
         if held := self._held.get(name):
             return held
         (unit,) = in_order(self.units, [name]) if name not in self._unit_of else (self._unit_of[name],)
+        self._asked.add(unit.key)
+        self._ahead.discard(unit.key)
         self.cache.pins.add(unit.key)  # pinned first, looked for second: see Room
         try:
             self.cache.bring(unit)
@@ -68,16 +72,22 @@ class Near:
             self._prefetcher.moved_on()
 
     def prefetch(self, names: Iterable[str] = ()) -> None:
-        """Begin to bring these files in this order (default: all), in the background."""
+        """Begin to bring these files in this order (default: all), in the background; what an earlier call
+        has not begun yet gives way."""
         self.cache.check_process()
         units = in_order(self.units, names) if (names := list(names)) else list(self.units)
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                units,
-                bring=lambda unit, since: self.cache.bring(unit, used_before=since),
+                self._bring_ahead,
                 # where room is short, none may take what the one before it needs
                 at_once=1 if self.cache.room.is_limited else AT_ONCE,
             )
+        self._prefetcher.follow(units)
+
+    def _bring_ahead(self, unit: Unit) -> None:
+        self.cache.bring(unit, ahead=frozenset(self._ahead))
+        if unit.key not in self._asked:
+            self._ahead.add(unit.key)
 
     def refetch(self, name: str, *, damaged: int) -> None:
         """Bring a file again, if what lies there still is the inode that was found damaged: another

@@ -83,7 +83,7 @@ def in_order(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]:
 
 
 def evictions(
-    holdings: Sequence[Holding], *, need_bytes: int, keep: Names[str] = (), used_before: float = float("inf")
+    holdings: Sequence[Holding], *, need_bytes: int, keep: Names[str] = ()
 ) -> tuple[str, ...] | None:
     """Which units give way so that at least `need_bytes` come free: the longest unused first, and never
     one that somebody holds. None if that cannot be: then nothing should go, for nothing would come of it."""
@@ -91,7 +91,7 @@ def evictions(
         return ()
     free, going = 0, []
     for held in sorted(holdings, key=lambda held: (held.used_at, held.key)):
-        if held.holders or held.key in keep or held.used_at >= used_before:
+        if held.holders or held.key in keep:
             continue
         going.append(held)
         free += held.bytes

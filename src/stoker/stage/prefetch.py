@@ -1,20 +1,17 @@
 """Bring units before they are asked for, in the order in which they will be.
 
 Threads take the next unit and bring it. When the budget is used up by what was brought for later, they
-wait until the reader has moved on: prefetching never evicts what was used or brought since it began.
+wait until the reader has moved on: what was brought and not used yet is never evicted for what comes later.
 What a prefetch could not bring is not an error yet: whoever needs the file meets the reason himself.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from stoker.errors import CacheFullError, StokerError
-from stoker.stage.fetch import Stopped
 from stoker.stage.plan import Unit
 
 AT_ONCE = 4  # units; each of them has several connections
@@ -24,19 +21,23 @@ _LOOK_AGAIN_S = 1.0  # for room that another process made
 class Prefetcher:
     """Brings units in the background. `close` when `bring` has been told to stop."""
 
-    def __init__(
-        self, units: Sequence[Unit], *, bring: Callable[[Unit, float], None], at_once: int = AT_ONCE
-    ) -> None:
-        self._units, self._bring = deque(units), bring
-        self._began = time.time()
+    def __init__(self, bring: Callable[[Unit], None], *, at_once: int = AT_ONCE) -> None:
+        self._bring, self._at_once = bring, at_once
+        self._units: deque[Unit] = deque()
         self._moved = threading.Condition()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"stoker-prefetch-{n}", daemon=True)
-            for n in range(min(at_once, len(units)))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+
+    def follow(self, units: Sequence[Unit]) -> None:
+        """Bring these, in this order; what was asked for earlier and has not begun gives way."""
+        with self._moved:
+            self._units = deque(units)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            for _ in range(min(self._at_once - len(self._threads), len(units))):
+                thread = threading.Thread(target=self._run, name="stoker-prefetch", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._moved.notify_all()
 
     def moved_on(self) -> None:
         """The reader let go of something: there may be room now."""
@@ -52,18 +53,21 @@ class Prefetcher:
             thread.join()
 
     def _run(self) -> None:
-        with suppress(Stopped, IndexError):
-            while not self._closed:
-                self._bring_one(self._units.popleft())
-
-    def _bring_one(self, unit: Unit) -> None:
-        while not self._closed:
+        while unit := self._next():
             try:
-                return self._bring(unit, self._began)
+                self._bring(unit)
             except CacheFullError:
-                with self._moved:
-                    if not self._closed:
-                        self._moved.wait(_LOOK_AGAIN_S)
+                self._wait_for_room(unit)
             except StokerError:
-                return None
-        return None
+                continue
+
+    def _next(self) -> Unit | None:
+        with self._moved:
+            return self._units.popleft() if self._units and not self._closed else None
+
+    def _wait_for_room(self, unit: Unit) -> None:
+        """It goes first when something may have given way."""
+        with self._moved:
+            self._units.appendleft(unit)
+            if not self._closed:
+                self._moved.wait(_LOOK_AGAIN_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Collection as Names
 
 from stoker.errors import CacheFullError
 from stoker.formats.sizes import say_size
@@ -34,8 +35,9 @@ class Room:
     def is_limited(self) -> bool:
         return self._budget > 0
 
-    def reserve(self, unit: Unit, begin: Callable[[], Part], *, used_before: float = float("inf")) -> Part:
-        """Make room for a unit and begin it. Only what was last used before `used_before` gives way."""
+    def reserve(self, unit: Unit, begin: Callable[[], Part], *, ahead: Names[str] | None = None) -> Part:
+        """Make room for a unit and begin it. With `ahead` it is not urgent: these units do not give way, and
+        nobody waits to see whether a holder is still alive."""
         if not self._budget:  # whoever is late finds the disk full while writing: no need to queue here
             if (short := self._short_bytes(unit)) > 0:
                 raise self.full(unit, short)
@@ -46,12 +48,12 @@ class Room:
             with self._alone():
                 short = self._short_bytes(unit)
                 holdings = self.holdings()
-                going = evictions(holdings, need_bytes=short, keep={unit.key}, used_before=used_before)
+                going = evictions(holdings, need_bytes=short, keep={unit.key, *(ahead or ())})
                 if going is not None and self._evict_all(going):
                     return begin()
                 doubtful = going is not None or not self._pins.is_sure
             # a holder on another node may be dead: its silence shows only after a while
-            if not doubtful or time.monotonic() > silent_at or used_before < float("inf"):
+            if not doubtful or time.monotonic() > silent_at or ahead is not None:
                 raise self.full(unit, short)
             time.sleep(_POLL_S)
 

@@ -15,7 +15,6 @@ from stoker.stage.plan import (
     Holding,
     evictions,
     folder_of,
-    hub_repo,
     in_order,
     safe_parts,
     units_of,
@@ -150,11 +149,17 @@ def test_signed_addresses_of_one_path_do_not_share_a_place():
 
 
 def test_a_hub_repository_lies_by_its_commit():
-    repo = collection([1], url="hf://datasets/org/name@v2/sub", kind="hub", revision="abc")
+    repo = collection([1], url="hf://datasets/org/name@v2", kind="hub", revision="abc")
     assert folder_of(repo) == "hub/datasets/org/name/abc"
     assert folder_of(repo, hub_cache=True) == "datasets--org--name/snapshots/abc"
-    assert hub_repo(repo.url) == ("datasets", "org/name", "v2")
-    assert hub_repo("hf://org/name") == ("models", "org/name", "main")
+
+
+def test_a_part_of_a_hub_repository_lies_where_the_whole_would_have_it():
+    folder = collection([1, 2], url="hf://org/name/a/b", kind="hub", revision="abc")
+    assert folder_of(folder, hub_cache=True) == "models--org--name/snapshots/abc/a/b"
+    file = RemoteFile(name="c.bin", url="hf://org/name@abc/a/c.bin", bytes=1)
+    one = Collection(url="hf://org/name/a/c.bin", kind="hub", files=(file,), revision="abc")
+    assert folder_of(one) == "hub/models/org/name/abc/a"
 
 
 @given(st.text(max_size=600))

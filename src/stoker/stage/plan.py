@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker.errors import UsageError
+from stoker.stage.hub import HubPath, parse_hub
 from stoker.stage.origin import Collection, RemoteFile
 
 SMALL_BYTES = 8 << 20  # a file up to this size travels whole and shares lease and sync with others
@@ -113,12 +114,9 @@ def folder_of(collection: Collection, *, hub_cache: bool = False) -> str:
     return "/".join([parts.scheme, *safe_parts(f"{parts.netloc.rpartition('@')[2]}/{path}"), *tail])
 
 
-def hub_repo(url: str) -> tuple[str, str, str]:
-    """Kind, name and revision of `hf://[datasets/|spaces/|models/]org/name[@revision][/below]`."""
-    pieces = url.removeprefix("hf://").strip("/").split("/")
-    kind = pieces.pop(0) if pieces[0] in ("datasets", "spaces", "models") else "models"
-    name, _, revision = "/".join(pieces[:2]).partition("@")
-    return kind, name, revision or "main"
+def hub_cache_folder(place: HubPath) -> str:
+    """The folder of a repository in a Hugging Face cache: `models--org--name`."""
+    return f"{place.kind}s--{place.repo.replace('/', '--')}"
 
 
 def safe_parts(path: str) -> list[str]:
@@ -132,10 +130,12 @@ def _above(collection: Collection, path: str) -> str:
 
 
 def _hub_folder(collection: Collection, *, hub_cache: bool) -> str:
-    kind, name, _ = hub_repo(collection.url)
+    place = parse_hub(collection.url)
+    whole = any(parse_hub(file.url).path == place.path for file in collection.files)  # one file, not a folder
+    below = safe_parts(place.path.rpartition("/")[0] if whole else place.path)
     if hub_cache:  # as huggingface_hub lays it out, so that its readers find it offline
-        return f"{kind}--{name.replace('/', '--')}/snapshots/{collection.revision}"
-    return "/".join(["hub", kind, *safe_parts(name), collection.revision])
+        return "/".join([hub_cache_folder(place), "snapshots", collection.revision, *below])
+    return "/".join(["hub", f"{place.kind}s", *safe_parts(place.repo), collection.revision, *below])
 
 
 def _safe(part: str) -> str:

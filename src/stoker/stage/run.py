@@ -11,8 +11,9 @@ from typing import Protocol
 
 from stoker.errors import UsageError
 from stoker.stage.cache import Cache
+from stoker.stage.hub import parse_hub
 from stoker.stage.near import Near
-from stoker.stage.plan import Unit, hub_repo, in_order
+from stoker.stage.plan import Unit, hub_cache_folder, in_order
 from stoker.storage import new_file
 
 _AT_ONCE = 4  # units; the wire has several connections for each
@@ -145,6 +146,8 @@ def _place(near: Near) -> Path:
 
 def _write_ref(near: Near) -> None:
     """What huggingface_hub looks up to find the snapshot of a branch or tag."""
-    _, _, revision = hub_repo(near.collection.url)
-    with new_file(near.folder.parent.parent / "refs" / revision) as file:
-        file.write(near.collection.revision.encode())
+    place, commit = parse_hub(near.collection.url), near.collection.revision
+    if place.revision != commit:
+        path = near.cache.folder / hub_cache_folder(place) / "refs" / (place.revision or "main")
+        with new_file(path) as file:
+            file.write(commit.encode())

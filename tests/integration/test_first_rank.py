@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 SIZE = 4
 PROGRAM = """
 import json, os, signal, sys, time
+signal.alarm(60)  # whatever goes wrong, nothing hangs
 from pathlib import Path
 import stoker
 
@@ -47,6 +48,12 @@ def told(block):
 """
 
 
+SAY = """
+print(json.dumps(told(block)), flush=True)
+sys.stdin.read()  # stays until the test lets it go
+"""
+
+
 class Job:
     """Starts ranks of a job; each prints what its block gave, as JSON."""
 
@@ -57,8 +64,9 @@ class Job:
         environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "HERE": self.here, "TMPDIR": self.here}
         process = subprocess.Popen(
-            [sys.executable, "-c", f"{PROGRAM}{body}\nprint(json.dumps(told(block)))"],
+            [sys.executable, "-c", f"{PROGRAM}{body}{SAY}"],
             env=self._environ(**{name: str(value) for name, value in environ.items()}),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -67,11 +75,11 @@ class Job:
         return process
 
     def run(self, body: str, *, size: int = SIZE, port: int = 29500) -> list[dict[str, str]]:
-        """What each rank said."""
-        return [
-            said(process)
-            for process in [self.start(rank, body, size=size, port=port) for rank in range(size)]
-        ]
+        """What each rank said. As in a real job, none ends before another has started."""
+        processes = [self.start(rank, body, size=size, port=port) for rank in range(size)]
+        lines = [process.stdout.readline() for process in processes if process.stdout]
+        assert [process.communicate(timeout=60)[0] for process in processes] == [""] * size
+        return [json.loads(line) for line in lines]
 
     def notes(self) -> list[str]:
         path = self.here / "notes"
@@ -192,13 +200,14 @@ def block():
     return first.result
 """
     processes = [job.start(rank, body) for rank in range(SIZE)]
+    lines = [process.stdout.readline() for process in processes if process.stdout]
     for process in processes:
-        process.wait(60)
+        process.communicate(timeout=60)
     *killed, worker = map(int, job.notes())
     assert len(killed) == 2
     for rank, process in enumerate(processes):
         assert process.returncode == (-signal.SIGKILL if rank in killed else 0)
-    assert {said(process)["result"] for process in processes if process.returncode == 0} == {worker}
+    assert [json.loads(line) for line in lines if line] == [{"result": worker}] * (SIZE - 2)
 
 
 def test_a_worker_that_slept_takes_the_answer_of_its_successor(job: Job) -> None:

@@ -188,7 +188,7 @@ class Proxies:
 
     def __init__(self) -> None:
         self._proxies: dict[str, str] = {}
-        if any(name.lower().endswith("_proxy") for name in os.environ):
+        if {name.lower() for name in os.environ} & {"http_proxy", "https_proxy", "all_proxy"}:
             from urllib.request import getproxies  # 20 ms, and most machines have no proxy
 
             self._proxies = getproxies()

@@ -16,6 +16,7 @@ from stoker.stage.plan import Unit
 
 AT_ONCE = 4  # units; each of them has several connections
 _LOOK_AGAIN_S = 1.0  # for room that another process made
+_NOT_AT_ONCE_S = 0.1  # a reader lets go of files many times a second, and looking for room is not free
 
 
 class Prefetcher:
@@ -69,5 +70,6 @@ class Prefetcher:
         """It goes first when something may have given way."""
         with self._moved:
             self._units.appendleft(unit)
+            self._moved.wait_for(lambda: self._closed, _NOT_AT_ONCE_S)
             if not self._closed:
                 self._moved.wait(_LOOK_AGAIN_S)

@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import stoker
 from stoker.formats import megatron, tar
 from stoker.formats.checksums import HashingFile
-from stoker.load.engines import Direct, page_aligned
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.reading.engines import Direct, page_aligned
 from stoker.storage import open_store
 
 RESULTS = Path(__file__).parent / "results"

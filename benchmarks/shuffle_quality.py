@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.load.build import STRETCH_BYTES
-from stoker.load.order import Order
+from stoker.ordering.order import Order
 
 SAMPLES, SHARDS, BATCH, SAMPLE_BYTES = 400_000, 20, 8, 4096
 RESULTS = Path(__file__).parent / "results"

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
+    from stoker.leases.first import first_rank
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
     from stoker.stage.cache import Cache
-    from stoker.stage.first import first_rank
     from stoker.stage.run import fetch
     from stoker.storage import open_store
     from stoker.world import World
@@ -46,7 +46,7 @@ _HOMES = {
     "World": "stoker.world",
     "feed": "stoker.feeder",
     "fetch": "stoker.stage.run",
-    "first_rank": "stoker.stage.first",
+    "first_rank": "stoker.leases.first",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stoker.load.batch import Batch
-from stoker.load.dataset import Source
 from stoker.load.loader import Loader, LoaderReport
-from stoker.load.reader import Files
+from stoker.reading.dataset import Source
+from stoker.reading.reader import Files
 from stoker.storage import is_local
 from stoker.world import World
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
 from stage.leases import PROGRAM, holding, take
+
 from stoker.errors import StorageError
-from stoker.stage.lease import Claim
+from stoker.leases.lease import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ CROWD = """
 import os, random, signal, sys, time
 from pathlib import Path
 from stoker.errors import LeaseLostError
-from stoker.stage.lease import Claim
+from stoker.leases.lease import Claim
 
 here, rounds = Path(sys.argv[1]), int(sys.argv[2])
 chance = random.Random(os.getpid())
@@ -94,7 +94,7 @@ SLEEPERS = """
 import os, random, sys, time
 from pathlib import Path
 from stoker.errors import LeaseLostError
-from stoker.stage.lease import Claim
+from stoker.leases.lease import Claim
 
 here, chance = Path(sys.argv[1]), random.Random(os.getpid())
 log = os.open(here / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -151,7 +151,7 @@ def test_one_of_many_takers_succeeds_a_dead_owner(
     program = """
 import sys, time
 from pathlib import Path
-from stoker.stage.lease import Claim
+from stoker.leases.lease import Claim
 claims = [Claim(Path(sys.argv[1]) / f"{number}.lease") for number in range(40)]
 print("ready", flush=True)
 sys.stdin.read()
@@ -226,7 +226,7 @@ def test_a_process_of_another_container_is_not_proven_dead(
 def test_a_foreign_proc_proves_nothing(tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]) -> None:
     """In a container whose /proc is the machine's, two processes cannot look each other up."""
     path = tmp_path / "x.lease"
-    look = "import sys; from pathlib import Path; from stoker.stage.lease import Claim;"
+    look = "import sys; from pathlib import Path; from stoker.leases.lease import Claim;"
     look += "print(Claim(Path(sys.argv[1])).try_take())"
     script = (
         f'{sys.executable} -c "$HOLD" {path} 30 < /dev/zero & while [ ! -e {path} ]; do sleep 0.05; done;'
@@ -277,7 +277,7 @@ def test_a_folder_that_may_not_be_written_is_named(
     tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
 ) -> None:
     program = (
-        "from pathlib import Path; from stoker.stage.lease import Claim; import os, sys; os.setuid(65534);"
+        "from pathlib import Path; from stoker.leases.lease import Claim; import os, sys; os.setuid(65534);"
     )
     program += "Claim(Path(sys.argv[1])).try_take()"
     done = subprocess.run(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import nfs_nodes
 import pytest
-
 from stage.leases import fall_silent, take
-from stoker.stage.lease import Claim
+
+from stoker.leases.lease import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ import os, time
 from pathlib import Path
 import stoker
 from stoker.errors import LeaseLostError
-from stoker.stage.lease import Claim
+from stoker.leases.lease import Claim
 
 MNT = Path("/mnt")
 

@@ -20,8 +20,8 @@ from s3_server import S3Server, free_ports, serve
 
 from stoker.errors import StorageError
 from stoker.manifest import read_manifest
-from stoker.stage.origin import resolve
-from stoker.stage.wire import Wire
+from stoker.wire.origin import resolve
+from stoker.wire.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -342,8 +342,8 @@ BRING = """
 import sys, json, hashlib
 from stoker.errors import StokerError
 from stoker.manifest import read_manifest
-from stoker.stage.origin import resolve
-from stoker.stage.wire import Wire
+from stoker.wire.origin import resolve
+from stoker.wire.wire import Wire
 try:
     collection, got = resolve(sys.argv[1]), {}
     with Wire() as wire:

@@ -15,9 +15,9 @@ from faults import Fault, FaultyProxy, faulty
 from s3_server import S3Server, serve
 
 from stoker.errors import ChangedError, StorageError
-from stoker.stage.origin import RemoteFile, resolve
-from stoker.stage.wire import SLICE_BYTES, Wire
 from stoker.storage import ObjectStore
+from stoker.wire.origin import RemoteFile, resolve
+from stoker.wire.wire import SLICE_BYTES, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from stoker.load.build import Store, make_parts
-from stoker.load.chunks import Chunk, ChunkCache, in_threads
-from stoker.load.dataset import open_dataset
 from stoker.load.options import LoaderOptions
-from stoker.load.order import Cut
+from stoker.ordering.order import Cut
+from stoker.reading.chunks import Chunk, ChunkCache, in_threads
+from stoker.reading.dataset import open_dataset
 
 
 class Later(Executor):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadShardError
 from stoker.stage.landing import landing
-from stoker.stage.origin import Collection, RemoteFile
 from stoker.stage.part import SLICE_BYTES, Part, is_part_of, reserved_bytes
 from stoker.stage.plan import units_of
+from stoker.wire.origin import Collection, RemoteFile
 
 SIZE = 10 * SLICE_BYTES + 12345
 DATA = random.Random(5).randbytes(SIZE)

@@ -125,9 +125,9 @@ def ls(cache: Path | None, as_json: bool) -> None:
 def _share(text: str) -> Callable[[Near], Iterable[str]] | None:
     if not text:
         return None
-    from stoker.load.dataset import brought, read_books
     from stoker.load.needs import share_of
     from stoker.manifest import BLOCKS_NAME, NAME
+    from stoker.reading.dataset import brought, read_books
     from stoker.stage.run import parse_share
 
     node, nodes = parse_share(text)

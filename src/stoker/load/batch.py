@@ -15,12 +15,12 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from stoker.errors import BadShardError
-from stoker.load.chunks import Chunk
-from stoker.load.engines import PAGE, Bytes, page_aligned
-from stoker.load.layout import Documents, Windows
-from stoker.load.order import Draw
-from stoker.load.plan import Task
 from stoker.mixing import Integers
+from stoker.ordering.order import Draw
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk
+from stoker.reading.engines import PAGE, Bytes, page_aligned
+from stoker.reading.layout import Documents, Windows
 
 Array = npt.NDArray[Any]
 Batch = dict[str, Any]  # name → array; or what a user's transform and collate make

@@ -11,17 +11,17 @@ import numpy as np
 
 from stoker.errors import UsageError
 from stoker.load.batch import Arena, Assembler, Batch, WindowAssembler
-from stoker.load.blend import make_blend
-from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
-from stoker.load.cufile import Opened, open_cufile
-from stoker.load.dataset import Dataset
 from stoker.load.documents import DocumentAssembler
-from stoker.load.layout import Documents, Layout, Windows
 from stoker.load.options import LoaderOptions
-from stoker.load.order import Cut, Key, Order, Share
 from stoker.load.pipeline import Maker
-from stoker.load.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
 from stoker.load.samples import SampleAssembler
+from stoker.ordering.blend import make_blend
+from stoker.ordering.order import Cut, Key, Order, Share
+from stoker.ordering.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
+from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
+from stoker.reading.cufile import Opened, open_cufile
+from stoker.reading.dataset import Dataset
+from stoker.reading.layout import Documents, Layout, Windows
 from stoker.world import usable_cores
 
 # Rows gathered at once: larger spills out of the second-level cache between the gather and the widening,

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
-from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
-from stoker.load.cufile import Opened
 from stoker.load.device import Device
-from stoker.load.engines import Bytes
-from stoker.load.layout import Piece, Windows
-from stoker.load.order import Draw, Key
-from stoker.load.plan import Task
 from stoker.load.pump import NativeJob, Rings, open_pool
+from stoker.ordering.order import Draw, Key
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
+from stoker.reading.cufile import Opened
+from stoker.reading.engines import Bytes
+from stoker.reading.layout import Piece, Windows
 
 
 class DeviceStore:

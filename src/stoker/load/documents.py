@@ -18,11 +18,11 @@ from stoker.load.batch import (
     ragged,
     untouched,
 )
-from stoker.load.chunks import Chunk
-from stoker.load.layout import Documents
-from stoker.load.order import Draw
-from stoker.load.plan import Task
 from stoker.mixing import Integers
+from stoker.ordering.order import Draw
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk
+from stoker.reading.layout import Documents
 
 # Bucketed rows are padded to a multiple of this: few enough shapes for compiled models, and full tiles
 # for tensor cores.

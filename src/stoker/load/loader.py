@@ -20,15 +20,15 @@ from typing import Any, Protocol
 from stoker.errors import UsageError
 from stoker.load.batch import Batch
 from stoker.load.build import make_engine, make_parts
-from stoker.load.dataset import Dataset, Source, open_dataset
 from stoker.load.needs import files_in_order
 from stoker.load.options import LoaderOptions
-from stoker.load.order import Cut
 from stoker.load.pipeline import Background, Group, Inline, Readers
-from stoker.load.plan import Cursor
-from stoker.load.reader import Files
 from stoker.load.tune import Choice, Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
+from stoker.ordering.order import Cut
+from stoker.ordering.plan import Cursor
+from stoker.reading.dataset import Dataset, Source, open_dataset
+from stoker.reading.reader import Files
 from stoker.world import usable_cores
 
 STATE_VERSION = 2

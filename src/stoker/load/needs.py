@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from stoker.load.build import Parts
-from stoker.load.dataset import Dataset
-from stoker.load.order import Order
-from stoker.load.plan import Cursor
 from stoker.manifest import Manifest, ShardRecord
+from stoker.ordering.order import Order
+from stoker.ordering.plan import Cursor
+from stoker.reading.dataset import Dataset
 from stoker.world import World
 
 

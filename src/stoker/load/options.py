@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import UsageError
-from stoker.load.order import Cut
 from stoker.load.samples import Collate, Transform
+from stoker.ordering.order import Cut
 from stoker.world import World
 
 PACKINGS = ("concat", "best-fit", "pad", "buckets")

@@ -18,9 +18,9 @@ from typing import Any
 
 from stoker import spans
 from stoker.load.batch import Assembler, Batch
-from stoker.load.chunks import ChunkCache
-from stoker.load.plan import Cursor, Planner, Task
 from stoker.load.tune import Limits, Seen, Setting, Tuner
+from stoker.ordering.plan import Cursor, Planner, Task
+from stoker.reading.chunks import ChunkCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from stoker.load.device import Device
-from stoker.load.engines import PAGE, Bytes, Pread
+from stoker.reading.engines import PAGE, Bytes, Pread
 
 # Read and copied at once: what was read is still in the processor's cache when the card fetches it, and
 # each copy costs the driver some 3 us (H200, 14 threads: 41 GB/s with 512 KiB, 47 with 1 MiB, 50 with

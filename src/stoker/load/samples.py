@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from stoker.load.batch import Batch, ignore, next_good, untouched
-from stoker.load.chunks import Chunk
-from stoker.load.layout import TarSamples
-from stoker.load.plan import Task
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk
+from stoker.reading.layout import TarSamples
 
 Sample = dict[str, Any]  # "__key__" and the bytes of each member, until a transform makes them its own
 Transform = Callable[[Sample], Any]

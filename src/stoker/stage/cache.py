@@ -28,15 +28,15 @@ from stoker.errors import StorageError, UsageError
 from stoker.formats.sizes import parse_size
 from stoker.stage.fetch import Fetcher, Stopped
 from stoker.stage.near import Near
-from stoker.stage.origin import Collection, resolve
 from stoker.stage.pins import Pins
 from stoker.stage.plan import Unit, folder_of, units_of
 from stoker.stage.preload import PRELOADS, Preload, make_preload
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf
-from stoker.stage.wire import Wire
 from stoker.storage import is_local, named_errors
 from stoker.storage import local_path as path_behind
+from stoker.wire.origin import Collection, resolve
+from stoker.wire.wire import Wire
 
 TTL_S = 10.0
 

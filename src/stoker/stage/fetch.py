@@ -21,14 +21,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from stoker.errors import BadShardError, ChangedError, LeaseLostError, StorageError
+from stoker.leases.lease import Claim, Lease
 from stoker.stage.landing import landing
-from stoker.stage.lease import Claim, Lease
-from stoker.stage.origin import RemoteFile
 from stoker.stage.part import Part, entries, is_part_of, record_bytes
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf
-from stoker.stage.wire import Wire
+from stoker.wire.origin import RemoteFile
+from stoker.wire.wire import Wire
 
 _LEFT = "left-"  # the owner of such a part has stopped writing
 _POLL_S = (0.01, 0.25)  # between looks at a unit that another brings: quick at first

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StokerError
 from stoker.stage.digest import is_sound
-from stoker.stage.origin import Collection
 from stoker.stage.plan import Unit, in_order
 from stoker.stage.prefetch import AT_ONCE, Prefetcher
+from stoker.wire.origin import Collection
 
 if TYPE_CHECKING:
     from stoker.stage.cache import Cache

@@ -27,8 +27,8 @@ import xxhash
 
 from stoker.errors import BadShardError
 from stoker.stage.digest import digest_of
-from stoker.stage.origin import RemoteFile
 from stoker.stage.plan import Unit
+from stoker.wire.origin import RemoteFile
 
 SLICE_BYTES = 1 << 20
 

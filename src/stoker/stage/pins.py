@@ -14,8 +14,8 @@ import secrets
 import threading
 from pathlib import Path
 
-from stoker.stage.lease import Claim, Lease
-from stoker.stage.owner import Owner
+from stoker.leases.lease import Claim, Lease
+from stoker.leases.owner import Owner
 
 
 class Pins:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker.errors import UsageError
-from stoker.stage.hub import HubPath, parse_hub
-from stoker.stage.origin import Collection, RemoteFile
+from stoker.wire.hub import HubPath, parse_hub
+from stoker.wire.origin import Collection, RemoteFile
 
 SMALL_BYTES = 8 << 20  # a file up to this size travels whole and shares lease and sync with others
 BUNDLE_BYTES = 64 << 20

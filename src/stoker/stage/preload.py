@@ -14,12 +14,12 @@ from typing import Protocol
 
 from stoker.errors import CacheFullError
 from stoker.stage.fetch import Fetcher
-from stoker.stage.origin import RemoteFile
 from stoker.stage.pins import Pins
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf
-from stoker.stage.wire import Wire
+from stoker.wire.origin import RemoteFile
+from stoker.wire.wire import Wire
 
 PRELOADS = ("", "page-cache", "shm")
 

@@ -14,7 +14,7 @@ from collections.abc import Collection as Names
 
 from stoker.errors import CacheFullError
 from stoker.formats.sizes import say_size
-from stoker.stage.lease import Claim, Lease
+from stoker.leases.lease import Claim, Lease
 from stoker.stage.part import Part
 from stoker.stage.pins import PinView
 from stoker.stage.plan import Holding, Unit, evictions

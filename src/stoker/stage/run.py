@@ -11,10 +11,10 @@ from typing import Protocol
 
 from stoker.errors import UsageError
 from stoker.stage.cache import Cache
-from stoker.stage.hub import parse_hub
 from stoker.stage.near import Near
 from stoker.stage.plan import Unit, hub_cache_folder, in_order
 from stoker.storage import new_file
+from stoker.wire.hub import parse_hub
 
 _AT_ONCE = 4  # units; the wire has several connections for each
 

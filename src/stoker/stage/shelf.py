@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.stage.origin import RemoteFile
 from stoker.stage.part import entries, reserved_bytes
 from stoker.stage.plan import Unit
+from stoker.wire.origin import RemoteFile
 
 _FORGOTTEN_S = 24 * 3600.0  # a part that nobody went on with for a day is given up
 

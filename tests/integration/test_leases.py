@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from stage.leases import PROGRAM, holding, take
 
+from leases.holders import PROGRAM, holding, take
 from stoker.errors import StorageError
 from stoker.leases.lease import Claim
 

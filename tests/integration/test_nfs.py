@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import nfs_nodes
 import pytest
-from stage.leases import fall_silent, take
 
+from leases.holders import fall_silent, take
 from stoker.leases.lease import Claim
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from stage.leases import fall_silent, holding, take
 
+from leases.holders import fall_silent, holding, take
 from stoker.errors import LeaseLostError, StorageError
 from stoker.leases.lease import Claim, Lease
 from stoker.leases.owner import Owner

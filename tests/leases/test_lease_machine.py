@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from stage.leases import fall_silent
 
+from leases.holders import fall_silent
 from stoker.errors import LeaseLostError
 from stoker.leases.lease import Claim, Lease
 

@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 
 from small_datasets import make_tars, make_tokens
 
+pytestmark = pytest.mark.integration
+
 SOAK = """
 import gc, json, os, sys
 from pathlib import Path

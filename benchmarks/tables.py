@@ -58,7 +58,35 @@ _STAGERS = {
     "huggingface_hub": "huggingface_hub",
 }
 
-TABLES: dict[str, Callable[[], str]] = {"prepare": prepare, "stage": stage}
+
+def load() -> str:
+    """Loaders of tokens, as they come in one process and with what they have in the background."""
+    report = json.loads((RESULTS / "load_tokens.json").read_text())
+    rows = ["| [8, 2048] batches, warm, 2 cores | Mtok/s | first batch | PSS |", "|---|---|---|---|"]
+    for name, facts in report["results"].items():
+        rate, first, held = (facts[key]["median"] for key in ("mtok_s", "first_batch_ms", "pss_mb"))
+        label = f"**{name}**" if name.startswith("stoker") else name
+        rows.append(f"| {label} | {rate:,.0f} | {first:,.0f} ms | {held:,.0f} MB |")
+    return "\n".join(rows) + "\n"
+
+
+def gpu() -> str:
+    """Feeding a card, as shares of what the machine can do."""
+    report = json.loads((RESULTS / "gpu_feed.json").read_text())
+    paths, training = report["paths"], report["training"]
+    waits = {name: training[name]["wait_share"] for name in ("stoker", "tutorial")}
+    rows = [
+        f"| one {report['machine']['gpu']} | |",
+        "|---|---|",
+        f"| page cache to GPU, of the pinned copy ceiling | {paths['page_cache_share_of_pinned']:.2f} |",
+        f"| disk to GPU, of the O_DIRECT ceiling | {paths['disk']['share']:.2f} |",
+        f"| a GPT step fed by stoker waits for data | {waits['stoker']:.2%} of the time |",
+        f"| the same step fed by the tutorial pipeline | {waits['tutorial']:.0%} of the time |",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {"prepare": prepare, "stage": stage, "load": load, "gpu": gpu}
 
 
 def filled(text: str) -> str:

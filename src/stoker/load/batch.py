@@ -185,8 +185,12 @@ def by_dataset(draw: Draw) -> Iterator[tuple[int, slice | Integers, Draw]]:
 
 def places_of(layout: Windows, draw: Draw, held: Sequence[Chunk], slot_bytes: int) -> Integers:
     """The first token of each sample in the memory that holds the chunks, slot after slot."""
-    slots = np.array([chunk.slot for chunk in held]) * (slot_bytes // layout.dtype.itemsize)
-    places: Integers = slots[draw.chunk] + layout.token_in_chunk(draw)
+    room = slot_bytes // layout.dtype.itemsize
+    firsts = (first for _, first, _ in draw.keys)
+    slots = [chunk.slot * room - first * layout.seq_len for chunk, first in zip(held, firsts, strict=True)]
+    places: Integers = np.array(slots)[draw.chunk] + draw.sample * layout.seq_len
+    if any(len(chunk.pieces) > 1 for chunk in held):
+        places += layout.gaps_before(draw)
     return places
 
 

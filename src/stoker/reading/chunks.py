@@ -21,7 +21,8 @@ from stoker.formats.zstd import SeekableReader
 from stoker.ordering.order import Key
 from stoker.reading.engines import Bytes
 from stoker.reading.layout import Layout, Piece
-from stoker.reading.reader import ShardReader, open_zstd
+from stoker.reading.plain import open_zstd
+from stoker.reading.reader import ShardReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -233,6 +233,7 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             dtype=np.dtype(options.dtype) if options.dtype else None,
             labels=options.labels,
             documents=_beside(parts) if options.documents else None,
+            wrap=_wrapper(options.output),
         )
     if isinstance(layouts[0], Documents):
         return DocumentAssembler(
@@ -247,6 +248,14 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
     return SampleAssembler(
         layouts, batch_size=options.batch_size, transform=options.transform, collate=options.collate
     )
+
+
+def _wrapper(output: str) -> Callable[[Any], Any]:
+    if output == "numpy":
+        return lambda array: array
+    from stoker.load.device import as_tensor  # a home of torch
+
+    return as_tensor
 
 
 class AnyStore(Protocol):

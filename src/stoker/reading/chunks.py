@@ -19,7 +19,7 @@ import numpy as np
 from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
 from stoker.ordering.order import Key
-from stoker.reading.engines import Bytes
+from stoker.reading.engines import PAGE, Bytes
 from stoker.reading.layout import Layout, Piece
 from stoker.reading.plain import open_zstd
 from stoker.reading.reader import ShardReader
@@ -34,6 +34,7 @@ class Chunk:
     pieces: Sequence[Piece]
     damaged: Sequence[tuple[int, int]]
     ready: Any = None  # on a device: the event after which its bytes are there
+    lead: int = 0  # bytes of its slot before it
 
 
 class Pending(Protocol):
@@ -123,11 +124,13 @@ class ChunkLoader:
         """Read a chunk into `room`, or into memory of its own."""
         pieces = self.pieces(key)
         end = max(piece.at + piece.stop - piece.start for piece in pieces)
-        data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room
+        # as far into a page as in the file, so that O_DIRECT can read most of it in place
+        lead = 0 if room is None else pieces[0].start % PAGE
+        data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room[lead:]
         damaged: list[tuple[int, int]] = []
         for piece in pieces:
             damaged += self.read(piece, data[piece.at : piece.at + piece.stop - piece.start])
-        return Chunk(slot=slot, data=data, pieces=pieces, damaged=damaged)
+        return Chunk(slot=slot, data=data, pieces=pieces, damaged=damaged, lead=lead)
 
     def pieces(self, key: Key) -> list[Piece]:
         return self._layout.pieces(key[1], key[2])

@@ -25,8 +25,8 @@ from stoker.reading.layout import Documents, Layout, Windows
 from stoker.world import usable_cores
 
 # Rows gathered at once: larger spills out of the cache between the gather and the widening, smaller
-# pays Python per group (on 2 slow cores 310 Mtok/s at 1 MiB, 440 at 2, 470 at 4, 465 at 8).
-_GROUP_BYTES = 4 << 20
+# pays Python per group (on 2 slow cores 310 Mtok/s at 1 MiB, 440 at 2, 470 at 4, 465 at 8), and costs memory.
+_GROUP_BYTES = 2 << 20
 
 _DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
 

@@ -77,15 +77,17 @@ class ChunkCache:
         return begun if isinstance(begun, Chunk) else _Loading(slot=slot, pending=begun)
 
     def _wait_for(self, key: Key) -> Chunk:
-        held = self._held.pop(key)  # and put back at the end: it is the latest used
-        if isinstance(held, _Loading):
-            try:
-                held = held.pending.result()
-            except BaseException:
-                self._free.append(held.slot)
-                raise
-        self._held[key] = held
-        return held
+        held = self._held[key]
+        if isinstance(held, Chunk):
+            self._held.move_to_end(key)  # it is the latest used
+            return held
+        del self._held[key]
+        try:
+            chunk = self._held[key] = held.pending.result()
+        except BaseException:
+            self._free.append(held.slot)
+            raise
+        return chunk
 
     def _room(self, needed: set[Key]) -> int | None:
         if self._free:

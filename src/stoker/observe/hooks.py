@@ -65,7 +65,7 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
         if not switch.on:
             return original(self)
         try:
-            evaluating = roots.evaluating()
+            evaluating = roots.evaluating(self)
             start = probe.begin_data(evaluating=evaluating)
         except Exception as error:
             switch.fail(error)
@@ -107,8 +107,7 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     exposed_switch = Switch(probe, "exposed collectives")
 
     def begin(kind: str) -> float:
-        if probe.evaluating:
-            roots.trains_in_evaluation_mode()
+        roots.trains()
         return probe.begin_training(kind)
 
     timed_backward = timed(probe, switch, "backward", original, begin=begin)

@@ -116,7 +116,7 @@ class Probe:
             return
         if last and self._evaluation_start:
             self._evaluation_end, self._exhausted = now, True
-        elif tokens >= 0 and not self._evaluation_start:
+        elif tokens >= 0 and not self._evaluation_start and not self.inside("data"):
             self._tokens = max(self._tokens, 0) + tokens
 
     def begin_training(self, kind: str) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError
-from stoker.observe.attach import attached, not_attachable
+from stoker.observe.inject import injected, not_attachable
 from stoker.observe.cards import open_cards
 from stoker.observe.cgroup import Cgroup
 from stoker.observe.ending import ending
@@ -85,7 +85,7 @@ def watch(command: Sequence[str], options: Options, *, environ: Mapping[str, str
     if options.what_if:
         environ = {**environ, WHAT_IF: options.what_if}
     kills = _oom_kills()
-    with attached(command, options.folder, environ) as child_environ, _signals() as came:
+    with injected(command, options.folder, environ) as child_environ, _signals() as came:
         pid = _spawn(command, child_environ)
         with sampling(options, node, lambda: trainers(options.folder, node.name)):
             status = _wait(pid, came)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from stoker.observe.batches import batch_bytes, tokens_of
@@ -30,28 +30,45 @@ class Attached(Generic[T]):
 
 
 class _Timed(Generic[T]):
+    """One pass over the loader."""
+
     def __init__(self, loader: Iterable[T], hooks: Any) -> None:  # the hooks module of this process
         self._batches = iter(loader)
         self._probe, self._roots = hooks.here()
+        self._switch = hooks.Switch(self._probe, "attach")
         self._kind = type(loader).__name__
-        self._told = False
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        start = self._probe.begin_data(evaluating="torch" in sys.modules and self._roots.evaluating(self))
+        start = self._guarded(self._begin)
         try:
             batch = next(self._batches)
         except BaseException as error:
-            self._probe.end_data(start, last=isinstance(error, StopIteration))
+            last = isinstance(error, StopIteration)
+            self._guarded(lambda: self._probe.end_data(start, last=last))
             raise
-        self._probe.end_data(start, tokens=tokens_of(batch), moved_bytes=0)
-        if not self._told:
-            self._told = True
-            if not self._probe.meta.get("loader"):
-                self._probe.tell(loader={"kind": self._kind, "batch_bytes": batch_bytes(batch)})
+        self._guarded(lambda: self._end(start, batch))
         return batch
+
+    def _begin(self) -> float:
+        evaluating = "torch" in sys.modules and self._roots.evaluating(self)
+        return float(self._probe.begin_data(evaluating=evaluating))
+
+    def _end(self, start: float, batch: T) -> None:
+        self._probe.end_data(start, tokens=tokens_of(batch))
+        if not self._probe.meta.get("loader"):
+            self._probe.tell(loader={"kind": self._kind, "batch_bytes": batch_bytes(batch)})
+
+    def _guarded(self, part: Callable[[], Any]) -> Any:
+        """What fails of ours is switched off; the loop goes on."""
+        if self._switch.on:
+            try:
+                return part()
+            except Exception as error:
+                self._switch.fail(error)
+        return 0.0
 
 
 def attach(loader: Iterable[T]) -> Attached[T]:

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.errors import MissingPackageError, require
 
 Readings = dict[str, float]
-_SLOW_S = 1.0  # energy takes 2.4 ms a call, violation counters 0.4: once a second is enough of them
+_SLOW_S = 5.0  # energy takes 2.4 ms a call, violation counters 0.4: they are exact however seldom read
 
 # Percent, except the throughputs, which NVML gives in MiB/s.
 _GPM = {

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from stoker.observe.switch import Switch
 from stoker.runs.files import Rows
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ class Stalls:
         self._memory.close()
 
     def _run(self) -> None:
-        for look in (self._gap, self._hang, self._allocator):
-            look(time.monotonic())  # imports and first calls happen before there is anything to disturb
         looks = [self._gap, self._hang, self._allocator]
         while not self._over.wait(TICK_S):
             now = time.monotonic()
@@ -63,8 +62,7 @@ class Stalls:
                     look(now)
                 except Exception as error:
                     looks.remove(look)
-                    name = look.__name__.strip("_")
-                    self._probe.events.say("hook off", f"{name}: {error!r}", hook=name)
+                    Switch(self._probe, look.__name__.strip("_")).fail(error)
 
     def _gap(self, now: float) -> None:
         """The loop is in no span: name the frame it is in, once a gap and again while it doubles."""

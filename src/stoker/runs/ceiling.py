@@ -34,7 +34,8 @@ def ceiling(recording: Recording) -> Ceiling | None:
     windows = recording.facts.get("what_if") or []
     if not recording.ranks or not windows:
         return None
-    real, cached = [], []
+    real: list[Floats] = []
+    cached: list[Floats] = []
     ends = [*(window["at"] for window in windows[1:]), recording.wall_s]
     for window, end in zip(windows, ends, strict=True):
         settle = _SETTLE if window["cached"] else _SETTLE + _queued(recording.facts.get("loader") or {})

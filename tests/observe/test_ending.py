@@ -33,7 +33,7 @@ def test_a_kill_for_memory_is_told_from_other_kills(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible …", "loader worker killed by SIGBUS"),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error. It …", "loader worker killed by SIGBUS"),
         ("DataLoader worker (pid 7) is killed by signal: Killed. ", "loader worker killed by SIGKILL"),
         ("train.py FAILED\n exitcode  : -11 (pid: 5)", "a process killed by SIGSEGV"),
         ("out of  luck", "RuntimeError: out of luck"),

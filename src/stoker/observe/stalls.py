@@ -8,6 +8,7 @@ at everybody's.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -162,4 +163,6 @@ def _hang_text(probe: Probe, inside: str) -> str:
 
 def _lines(frame: FrameType) -> list[str]:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=_FRAMES, lookup_lines=False)
-    return [f"{one.filename}:{one.lineno} {one.name}" for one in reversed(summary)]
+    own = os.path.dirname(__file__)
+    theirs = [one for one in reversed(summary) if os.path.dirname(one.filename) != own]
+    return [f"{one.filename}:{one.lineno} {one.name}" for one in theirs]

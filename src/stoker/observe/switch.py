@@ -28,7 +28,7 @@ class Switch:
 
 def unseen(function: Function) -> Function:
     """Left alone by torch.compile: after a graph break it would try to compile our wrapper by itself."""
-    core = getattr(getattr(sys.modules.get("torch._C"), "_dynamo", None), "eval_frame", None)
+    core: Any = getattr(getattr(sys.modules.get("torch._C"), "_dynamo", None), "eval_frame", None)
     with suppress(AttributeError, TypeError):  # of a torch that calls it something else yet
         if hasattr(core, "skip_code"):  # up to torch 2.6
             core.skip_code(function.__code__)

@@ -28,9 +28,6 @@ WANTED = frozenset(
 )
 
 
-_loaded: dict[str, Any] = {}  # the hooks, once
-
-
 class Finder:
     """Stands first in sys.meta_path; leaves every import to the others and looks after the wanted ones."""
 
@@ -83,10 +80,10 @@ def arm(package: str) -> None:
 def load(package: str) -> Any:
     """The hooks: of the environment's own stoker where that is the one that watches; else loaded by path and
     then taken out of sys.modules again, so that the program imports just what it would without us."""
-    if "hooks" not in _loaded:
-        _loaded["hooks"] = None  # what fails once is not tried at each import
-        _loaded["hooks"] = _import_hooks() if _place_of_own() == package else _import_aside(package)
-    return _loaded["hooks"]
+    if HANDLE not in sys.modules:
+        hooks = _import_hooks() if _place_of_own() == package else _import_aside(package)
+        sys.modules[HANDLE] = hooks  # stoker.attach finds them there
+    return sys.modules[HANDLE]
 
 
 def _place_of_own() -> str:

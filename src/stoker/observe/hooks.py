@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from stoker.observe.batches import batch_bytes, loader_facts, tokens_of
-from stoker.observe.boot import HANDLE, VARIABLE
+from stoker.observe.boot import VARIABLE
 from stoker.observe.device import hook_copies, hook_syncs
 from stoker.observe.forward import Roots
 from stoker.observe.probe import Probe
@@ -48,7 +48,6 @@ def after_import(module: ModuleType) -> None:
 @cache
 def here() -> tuple[Probe, Roots]:
     """One probe a process, made with the first hook."""
-    sys.modules[HANDLE] = sys.modules[__name__]
     probe = Probe(Path(os.environ[VARIABLE]))
     return probe, Roots(probe)
 

@@ -239,11 +239,12 @@ def test_a_foreign_environment_needs_nothing_but_torch(
         if place.exists():
             (bare / name).symlink_to(place)
     python = shutil.which("python3", path=os.pathsep.join([f"{sys.base_prefix}/bin", "/usr/bin"]))
-    body = f"import sys; sys.path.insert(0, {str(bare)!r}); sys.argv = ['x']; " + (
-        "import runpy; "
+    body = f"import sys; sys.path[:] = [{str(bare)!r}, *sys.path]; sys.argv = ['x']; " + (
+        "sys.path[:] = [p for p in sys.path if not p.endswith('src')]; import runpy; "
         f"runpy.run_path({str(PROGRAMS / 'loop.py')!r}, run_name='__main__'); "
         "print('stoker' in sys.modules, 'click' in sys.modules)"
     )
     done, run = watch(python, "-c", body, env={"PYTHONPATH": "", "PYTHONWARNINGS": "ignore"})
     assert done.rc == 0, done.stderr
+    assert done.stdout.endswith("False False\n"), "the program imports what it would without us"
     assert len(run.ranks[0].steps.end) == 6

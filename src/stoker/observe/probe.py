@@ -213,6 +213,7 @@ class Probe:
         self._finish_step()
         self.tell(closed=True)
         self.recorder = None
+        spans.record_to(None)  # the ring stays mapped: a thread may be in the midst of a write
         self.broken = True  # nothing that still runs at exit may open it again
 
 

@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def run_block(mode: str, options: argparse.Namespace) -> dict[str, float]:
                 "--",
                 sys.executable,
             ],
-            "traceml": ["traceml", "run", "--logs-dir", folder],
+            "traceml": ["traceml", "run", "--logs-dir", folder, "--aggregator-port", str(free_port())],
         }.get(mode, [sys.executable])
         if mode == "traceml":
             command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
@@ -116,6 +117,12 @@ def run_block(mode: str, options: argparse.Namespace) -> dict[str, float]:
         if not report.exists():
             raise RuntimeError(f"{mode} gave no report:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return json.loads(report.read_text())
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def sampler_share(seconds: float = 10.0) -> float:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
+    from stoker.inside.loaders import attach
     from stoker.leases.first import first_rank
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
-    from stoker.observe.loaders import attach
     from stoker.stage.cache import Cache
     from stoker.stage.run import fetch
     from stoker.storage import open_store
@@ -46,7 +46,7 @@ _HOMES = {
     "Manifest": "stoker.manifest",
     "StokerError": "stoker.errors",
     "World": "stoker.world",
-    "attach": "stoker.observe.loaders",
+    "attach": "stoker.inside.loaders",
     "feed": "stoker.feeder",
     "fetch": "stoker.stage.run",
     "first_rank": "stoker.leases.first",

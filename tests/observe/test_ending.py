@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker.inside.hooks import say_exception
+from stoker.inside.probe import Probe
 from stoker.observe.ending import ending
-from stoker.observe.hooks import say_exception
-from stoker.observe.probe import Probe
 from stoker.runs.files import Events
 
 if TYPE_CHECKING:

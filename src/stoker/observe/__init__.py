@@ -1,4 +1,1 @@
-"""Watching a run: inside the training process (boot, probe, hooks, stalls) and beside it (host, gpu, watch).
-
-What runs inside imports the standard library only, so that it works in any environment torch works in.
-"""
+"""Watching a run: start a command with hooks inside it, sample the machine beside it, say how it ended."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import stoker
-from stoker.observe import boot
+from stoker.inside import boot
 
 _SITECUSTOMIZE = """\
 # Written by `stoker watch`; removed when it ends.

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.observe.cards import Cards
-from stoker.observe.host import Host
-from stoker.observe.tasks import Tasks
+from stoker.machine.cards import Cards
+from stoker.machine.host import Host
+from stoker.machine.tasks import Tasks
 from stoker.runs.files import Rows
 
 

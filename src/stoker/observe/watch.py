@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError
-from stoker.observe.cards import open_cards
-from stoker.observe.cgroup import Cgroup
+from stoker.inside.whatif import VARIABLE as WHAT_IF
+from stoker.machine.cards import open_cards
+from stoker.machine.cgroup import Cgroup
 from stoker.observe.ending import ending
 from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers
-from stoker.observe.whatif import VARIABLE as WHAT_IF
 from stoker.runs.files import Clock, node_name, read_meta, write_meta
 
 _PASSED_ON = (

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from stoker.observe.batches import batch_bytes, tokens_of
-from stoker.observe.boot import HANDLE
+from stoker.inside.batches import batch_bytes, tokens_of
+from stoker.inside.boot import HANDLE
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stoker.observe.batches import batch_bytes, loader_facts, tokens_of
-from stoker.observe.boot import VARIABLE
-from stoker.observe.device import hook_copies, hook_syncs
-from stoker.observe.forward import Roots
-from stoker.observe.probe import Probe
-from stoker.observe.switch import Switch, timed
-from stoker.observe.whatif import Cached
+from stoker.inside.batches import batch_bytes, loader_facts, tokens_of
+from stoker.inside.boot import VARIABLE
+from stoker.inside.device import hook_copies, hook_syncs
+from stoker.inside.forward import Roots
+from stoker.inside.probe import Probe
+from stoker.inside.switch import Switch, timed
+from stoker.inside.whatif import Cached
 
 _COLLECTIVES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.observe import stalls
-from stoker.observe.probe import Probe
+from stoker.inside import stalls
+from stoker.inside.probe import Probe
 from stoker.runs.columns import read_events
 from stoker.runs.files import node_name, process_key
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.observe.probe import Probe
+    from stoker.inside.probe import Probe
 
 VARIABLE = "STOKER_WATCH_WHAT_IF"
 _WARM = 10  # batches before the first window

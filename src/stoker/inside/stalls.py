@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from stoker.observe.switch import Switch
+from stoker.inside.switch import Switch
 from stoker.runs.files import Rows
 
 if TYPE_CHECKING:
-    from stoker.observe.probe import Probe
+    from stoker.inside.probe import Probe
 
 TICK_S = 0.05
 GAP_S = 0.05

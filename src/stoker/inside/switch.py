@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.observe.probe import Probe
+    from stoker.inside.probe import Probe
 
 Function = Callable[..., Any]  # torch's own: any arguments, any result
 

@@ -9,10 +9,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.observe.switch import Switch, timed, unseen
+from stoker.inside.switch import Switch, timed, unseen
 
 if TYPE_CHECKING:
-    from stoker.observe.probe import Probe
+    from stoker.inside.probe import Probe
 
 _LARGE = 1 << 20  # bytes; a smaller copy takes less time than two events cost
 _PENDING = 256

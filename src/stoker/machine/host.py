@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker.observe.cgroup import Cgroup
-from stoker.observe.kept import Kept, Rate
-from stoker.observe.mounts import Mounts
+from stoker.machine.cgroup import Cgroup
+from stoker.machine.kept import Kept, Rate
+from stoker.machine.mounts import Mounts
 
 _SECTOR = 512
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

@@ -14,7 +14,7 @@ from typing import Any
 HANDLE = "_stoker_watch"  # in sys.modules: the hooks of this process, whichever stoker they came from
 VARIABLE = "STOKER_WATCH"  # the run folder; set by `stoker watch` for what it starts
 
-# Modules after whose import something is hooked; observe/hooks.py says what.
+# Modules after whose import something is hooked; inside/hooks.py says what.
 WANTED = frozenset(
     {
         "torch",
@@ -96,7 +96,7 @@ def _place_of_own() -> str:
 def _import_hooks() -> Any:
     import importlib
 
-    return importlib.import_module("stoker.observe.hooks")
+    return importlib.import_module("stoker.inside.hooks")
 
 
 def _import_aside(package: str) -> Any:

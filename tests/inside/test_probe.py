@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.observe.batches import batch_bytes, tokens_of
-from stoker.observe.probe import Probe
+from stoker.inside.batches import batch_bytes, tokens_of
+from stoker.inside.probe import Probe
 from stoker.runs.files import node_name, process_key
 from stoker.spans import emit, read_ring
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import stoker
-from stoker.observe.boot import HANDLE
-from stoker.observe.forward import Roots
-from stoker.observe.probe import Probe
-from stoker.observe.switch import Switch
+from stoker.inside.boot import HANDLE
+from stoker.inside.forward import Roots
+from stoker.inside.probe import Probe
+from stoker.inside.switch import Switch
 from stoker.runs.files import node_name, process_key
 from stoker.spans import read_ring
 

@@ -12,10 +12,10 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from stoker.observe.switch import Switch, timed
+from stoker.inside.switch import Switch, timed
 
 if TYPE_CHECKING:
-    from stoker.observe.probe import Probe
+    from stoker.inside.probe import Probe
 
 _PATIENCE = 3  # steps after which a root that was never called is looked through to its children
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.observe.cgroup import Cgroup
-from stoker.observe.host import Host
-from stoker.observe.mounts import lustre_counters, nfs_counters
-from stoker.observe.tasks import Tasks
+from stoker.machine.cgroup import Cgroup
+from stoker.machine.host import Host
+from stoker.machine.mounts import lustre_counters, nfs_counters
+from stoker.machine.tasks import Tasks
 
 NFS = """\
 device proc mounted on /proc with fstype proc
@@ -118,7 +118,7 @@ def test_workers_are_found_by_name_and_leave_with_their_end() -> None:
         "for name in ('pt_data_worker', 'other'):\n"
         "    if not os.fork():\n"
         "        open('/proc/self/comm', 'w').write(name)\n"
-        "        print('ready', flush=True)\n"
+        "        os.write(1, b'ready\\n')\n"
         "        sys.stdin.read()\n"
         "        os._exit(0)\n"
         "sys.stdin.read()\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import spans
-from stoker.observe.stalls import Stalls
+from stoker.inside.stalls import Stalls
 from stoker.runs.files import Clock, Events, node_name, process_key, write_meta
 from stoker.spans import NO_STEP, Recorder, Ring
 from stoker.world import World

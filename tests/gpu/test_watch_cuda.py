@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,12 +19,8 @@ PROGRAM = Path(__file__).parent / "programs" / "copies.py"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """One watched run, sampled ten times a second, and what the program printed."""
-    import subprocess
-
     folder = tmp_path_factory.mktemp("watched")
     source = Path(runs.__file__).parents[2]
-    import os
-
     done = subprocess.run(
         [
             sys.executable,

@@ -28,7 +28,7 @@ LAYERS = {
         "findings",
         "recording",
     ),
-    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading", "runs", "machine", "inside"),
+    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading", "runs", "gauges", "inside"),
     "path": ("prepare", "stage", "load"),
     "watching": ("observe", "diagnose", "doctor"),
     "edge": ("feeder", "plan", "deploy", "report", "cli"),

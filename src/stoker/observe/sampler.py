@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.machine.cards import Cards
-from stoker.machine.host import Host
-from stoker.machine.tasks import Tasks
+from stoker.gauges.cards import Cards
+from stoker.gauges.host import Host
+from stoker.gauges.tasks import Tasks
 from stoker.runs.files import Rows
 
 

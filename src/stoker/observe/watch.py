@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError
+from stoker.gauges.cards import open_cards
+from stoker.gauges.cgroup import Cgroup
 from stoker.inside.whatif import VARIABLE as WHAT_IF
-from stoker.machine.cards import open_cards
-from stoker.machine.cgroup import Cgroup
 from stoker.observe.ending import ending
 from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers

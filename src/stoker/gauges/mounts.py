@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.machine.kept import Kept, Rate
+from stoker.gauges.kept import Kept, Rate
 
 _LUSTRE = ("sys/kernel/debug/lustre/llite", "proc/fs/lustre/llite")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker.machine.cgroup import Cgroup
-from stoker.machine.kept import Kept, Rate
-from stoker.machine.mounts import Mounts
+from stoker.gauges.cgroup import Cgroup
+from stoker.gauges.kept import Kept, Rate
+from stoker.gauges.mounts import Mounts
 
 _SECTOR = 512
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

@@ -15,7 +15,7 @@ import pytest
 
 from stoker import runs
 from stoker.errors import BadInputError, StorageError, UsageError
-from stoker.machine.cards import open_cards
+from stoker.gauges.cards import open_cards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.machine.cgroup import Cgroup
-from stoker.machine.host import Host
-from stoker.machine.mounts import lustre_counters, nfs_counters
-from stoker.machine.tasks import Tasks
+from stoker.gauges.cgroup import Cgroup
+from stoker.gauges.host import Host
+from stoker.gauges.mounts import lustre_counters, nfs_counters
+from stoker.gauges.tasks import Tasks
 
 NFS = """\
 device proc mounted on /proc with fstype proc

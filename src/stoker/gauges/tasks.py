@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from stoker.machine.kept import Kept, Rate
+from stoker.gauges.kept import Kept, Rate
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WORKER = "pt_data_worker"

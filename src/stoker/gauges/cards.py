@@ -24,12 +24,12 @@ def open_cards(source: str) -> tuple[Cards | None, list[Facts], list[str]]:
     if source == "nvml":
         return _open_nvml()
     if source.startswith(("http://", "https://")):
-        from stoker.machine.dcgm import Dcgm
+        from stoker.gauges.dcgm import Dcgm
 
         exporter = Dcgm(source)
         return exporter, exporter.facts(), exporter.missing
     if Path(source).exists():
-        from stoker.machine.dmon import Dmon
+        from stoker.gauges.dmon import Dmon
 
         log = Dmon(Path(source))
         return log, log.facts(), ["power limit and names of GPUs: a dmon log does not tell them"]
@@ -38,7 +38,7 @@ def open_cards(source: str) -> tuple[Cards | None, list[Facts], list[str]]:
 
 def _open_nvml() -> tuple[Cards | None, list[Facts], list[str]]:
     """A machine without cards is no error: what is missing is said."""
-    from stoker.machine.nvml import Nvml
+    from stoker.gauges.nvml import Nvml
 
     try:
         nvml = Nvml()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.machine.kept import Kept
+from stoker.gauges.kept import Kept
 
 _NO_LIMIT = 1 << 60  # version 1 says "none" with a number near 2**63
 

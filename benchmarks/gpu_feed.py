@@ -374,7 +374,7 @@ def main() -> None:
     parser.add_argument(
         "--settings",
         type=settings,
-        default=settings("16x12,32x12,32x14"),
+        default=settings("32x12,64x12,64x14"),
         help="chunk MiB x readers",
     )
     parser.add_argument("--tests", action="store_true", help="run the GPU tests first")

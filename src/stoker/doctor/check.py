@@ -151,14 +151,18 @@ def over_gpus(look_at: Callable[[Gpu], Seen]) -> Look:
 
     def look_at_all(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
         alike: dict[Seen, list[int]] = {}
+        changes: dict[Seen, tuple[Change, ...]] = {}
         for gpu in cards(snapshot):
             try:
                 seen = look_at(gpu)
             except NotKnown as error:
                 seen = Seen(level="unknown", read=str(error))
-            alike.setdefault(seen, []).append(gpu.index)
+            bare = replace(seen, changes=())  # a change names its card; cards are alike without it
+            alike.setdefault(bare, []).append(gpu.index)
+            changes[bare] = changes.get(bare, ()) + seen.changes
         for seen, indices in alike.items():
-            yield replace(seen, read=f"GPU {', '.join(map(str, indices))}: {seen.read}")
+            read = f"GPU {', '.join(map(str, indices))}: {seen.read}"
+            yield replace(seen, read=read, changes=changes[seen])
 
     return look_at_all
 

@@ -59,11 +59,14 @@ def numa(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
         yield ok("one NUMA node")
         return
     ours = {number for number, members in enumerate(nodes) if usable & set(members)}
-    far = [gpu for gpu in cards(snapshot) if isinstance(gpu.numa_node, int) and gpu.numa_node not in ours]
-    for gpu in far:
+    far: dict[int, list[int]] = {}
+    for gpu in cards(snapshot):
+        if isinstance(gpu.numa_node, int) and gpu.numa_node not in ours:
+            far.setdefault(gpu.numa_node, []).append(gpu.index)
+    for node, gpus in far.items():
         yield warn(
-            f"GPU {gpu.index} hangs on node {gpu.numa_node}, this process may run on node {_list(ours)} only",
-            f"numactl --cpunodebind={gpu.numa_node} --membind={gpu.numa_node} COMMAND",
+            f"GPU {_list(gpus)} on node {node}, this process may run on node {_list(ours)} only",
+            f"numactl --cpunodebind={node} --membind={node} COMMAND",
         )
     if not far:
         yield ok(f"{len(nodes)} NUMA nodes, cores of node {_list(ours)}, " + _where(snapshot))

@@ -15,7 +15,7 @@ _DMABUF_KERNEL = (5, 12)
 _DIRECT = ("ext4", "xfs", "lustre", "wekafs", "gpfs", "beegfs", "nfs", "nfs4")
 
 
-def driver(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
+def present(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     on_bus, found = snapshot.gpu_stack.on_bus, snapshot.gpus
     if isinstance(found, Unknown) and isinstance(on_bus, int) and on_bus:
         yield fail(
@@ -33,11 +33,18 @@ def driver(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
             f"{on_bus} cards on the PCI bus, the driver sees {count}", "dmesg | grep -i nvrm  # lost a card?"
         )
     else:
-        version = known(snapshot.gpu_stack.driver)
-        if int(version.partition(".")[0] or 0) < _OLDEST_DRIVER:
-            yield warn(f"driver {version}", f"install driver {_OLDEST_DRIVER} or later, for CUDA 12")
-        else:
-            yield ok(f"{count} × {_names(snapshot)}, driver {version}")
+        yield ok(f"{count} × {_names(snapshot)}")
+
+
+def driver_version(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
+    if not cards(snapshot):
+        return
+    version = known(snapshot.gpu_stack.driver)
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < _OLDEST_DRIVER:
+        yield warn(f"driver {version}", f"install driver {_OLDEST_DRIVER} or later, for CUDA 12")
+    else:
+        yield ok(f"driver {version}")
 
 
 def persistence(gpu: Gpu) -> Seen:
@@ -194,11 +201,18 @@ def _kernel(snapshot: Snapshot) -> tuple[int, ...]:
 
 CHECKS = (
     Check(
-        name="GPU driver",
+        name="GPUs",
         subject="gpu",
         why="A card that the driver does not answer for is lost to the job, often silently on one node of "
         "many.",
-        look=driver,
+        look=present,
+    ),
+    Check(
+        name="GPU driver",
+        subject="gpu",
+        why="torch's own CUDA needs a driver of its time; with an older one it falls back to the CPU or fails "
+        "at start.",
+        look=driver_version,
     ),
     Check(
         name="persistence mode",

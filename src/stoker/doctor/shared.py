@@ -26,7 +26,7 @@ def nfs_transfer(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
         return Seen(level="unknown", read="the mount does not say rsize and wsize")
     read = ", ".join(f"{name} {say(size or 0)}" for name, size in sizes.items())
     if min(size or 0 for size in sizes.values()) < _TRANSFER:
-        return warn(read, _remount(place, f"rsize={_TRANSFER},wsize={_TRANSFER}"))
+        return warn(read, _remount(place))
     return ok(read)
 
 
@@ -36,7 +36,7 @@ def nfs_connections(place: Place, snapshot: Snapshot, need: Need) -> Seen | None
     if "proto=rdma" in known(place.options):
         return ok("RDMA")
     count = _number(place, "nconnect") or 1
-    return ok(f"nconnect {count}") if count > 1 else warn("one TCP connection", _remount(place, "nconnect=8"))
+    return ok(f"nconnect {count}") if count > 1 else warn("one TCP connection", _remount(place))
 
 
 def nfs_caching(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
@@ -45,12 +45,12 @@ def nfs_caching(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
         return None
     options = known(place.options)
     if "noac" in options:
-        return warn("attributes are not cached (noac)", _remount(place, "ac,actimeo=600"))
+        return warn("attributes are not cached (noac)", _remount(place))
     if "lookupcache=none" in options or "lookupcache=pos" in options:
-        return warn("lookups are not cached in full (lookupcache)", _remount(place, "lookupcache=all"))
+        return warn("lookups are not cached in full (lookupcache)", _remount(place))
     least = min(_number(place, "acregmax") or _LONG_CACHING_S, _number(place, "acdirmax") or _LONG_CACHING_S)
     if least < _LONG_CACHING_S:
-        return warn(f"attributes are cached for {least} s at most", _remount(place, "actimeo=600"))
+        return warn(f"attributes are cached for {least} s at most", _remount(place))
     return ok(f"attributes are cached for up to {least} s, lookups in full")
 
 
@@ -59,7 +59,7 @@ def nfs_safety(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
         return None
     options = known(place.options)
     if "soft" in options or "softerr" in options:
-        return warn("mounted soft: a slow server becomes an I/O error", _remount(place, "hard"))
+        return warn("mounted soft: a slow server becomes an I/O error", _remount(place))
     return ok("mounted hard")
 
 
@@ -143,10 +143,11 @@ def _number(place: Place, name: str) -> int | None:
     return None
 
 
-def _remount(place: Place, options: str) -> str:
-    """Most NFS options hold for a fresh mount only."""
-    mountpoint = shlex.quote(known(place.mountpoint))
-    source = shlex.quote(known(place.source))
+def _remount(place: Place) -> str:
+    """Most NFS options hold for a fresh mount only; long caching is for data, which nobody changes."""
+    mountpoint, source = shlex.quote(known(place.mountpoint)), shlex.quote(known(place.source))
+    options = f"hard,noatime,nconnect=8,rsize={_TRANSFER},wsize={_TRANSFER}"
+    options += ",actimeo=600" if place.role == "data" else ""
     return f"umount {mountpoint} && mount -t {known(place.filesystem)} -o {options} {source} {mountpoint}"
 
 

@@ -55,7 +55,9 @@ def rotational(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 
 def access_times(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     options, kind = known(place.options), known(place.filesystem)
-    if "noatime" in options or "ro" in options or kind in (*_MEMORY, "overlay", "squashfs", "9p"):
+    if kind not in (*_LOCAL, "lustre"):  # on NFS the server decides, whatever the mount says
+        return None
+    if "noatime" in options or "ro" in options:
         return ok("reading writes no access times")
     mountpoint = shlex.quote(known(place.mountpoint))
     word = "relatime" if "relatime" in options else "strictatime"
@@ -74,6 +76,11 @@ def synchronous(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 
 def filesystem(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     kind = known(place.filesystem)
+    if place.answers is False:
+        return fail(
+            f"{kind} does not answer",
+            f"umount -l {shlex.quote(known(place.mountpoint))}  # and mount it anew",
+        )
     if place.exists is False and place.role == "data":
         return fail("is not there", f"ls -d {shlex.quote(place.path)}  # mount it, or correct --data")
     if kind in (*_LOCAL, *NETWORK, *_MEMORY, "overlay", "squashfs", "erofs"):

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TypeVar
 
 from stoker.machine.files import Files
-from stoker.machine.plain import Unknown
+from stoker.machine.plain import Unknown, unread
 from stoker.machine.snapshot import Cgroup
 
 Amount = TypeVar("Amount", int, float)
@@ -18,18 +18,10 @@ _NO_LIMIT = 1 << 60  # v1 writes "none" as the highest page-aligned number
 def read_cgroup(files: Files) -> Cgroup:
     """The limits in force on this process."""
     groups, mounts = files.text("/proc/self/cgroup"), files.text("/proc/self/mounts")
-    if isinstance(groups, Unknown) or isinstance(mounts, Unknown):
-        reason = (
-            groups if isinstance(groups, Unknown) else Unknown(reason="/proc/self/mounts: cannot be read")
-        )
-        return Cgroup(
-            version=reason,
-            memory_limit_bytes=reason,
-            memory_used_bytes=reason,
-            oom_kills=reason,
-            cpu_limit_cores=reason,
-            throttled_share=reason,
-        )
+    if isinstance(groups, Unknown):
+        return unread(Cgroup, groups.reason)
+    if isinstance(mounts, Unknown):
+        return unread(Cgroup, mounts.reason)
     own = dict(_groups(groups))
     memory, cpu = (_folders(files, own, mounts, controller) for controller in ("memory", "cpu"))
     return _version1(files, memory, cpu) if "memory" in own else _version2(files, memory, cpu)

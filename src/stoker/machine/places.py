@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.machine.files import Files, chosen, node_or_none
 from stoker.machine.plain import Unknown
@@ -15,6 +17,9 @@ from stoker.machine.snapshot import Disk, Place
 
 _PASSING = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # what is no disk by itself
 _LFS_S = 1.0
+_PATIENCE_S = 1.2
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +43,31 @@ def read_disks(files: Files) -> tuple[Disk, ...] | Unknown:
 
 def read_place(files: Files, role: str, path: Path) -> Place:
     """A folder's filesystem; of one that is not there yet, that of the nearest folder above it."""
-    there = path.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
     mounts = files.parsed("/proc/self/mountinfo", mounts_of)
     if isinstance(mounts, Unknown):
-        return Place(role=role, path=str(path), exists=path.exists(), mountpoint=mounts, filesystem=mounts)
-    mount = _holding(mounts, there.resolve())
-    if mount is None:
-        return Place(role=role, path=str(path), exists=path.exists())
-    return _place(files, role, path, there=there, mount=mount)
+        return Place(role=role, path=str(path), mountpoint=mounts, filesystem=mounts, options=mounts)
+    if place := within(_PATIENCE_S, lambda: _place(files, role, path, mounts)):
+        return place
+    mount, silent = _holding(mounts, path.absolute()), Unknown(reason=f"no answer in {_PATIENCE_S:g} s")
+    return Place(
+        role=role,
+        path=str(path),
+        answers=False,
+        mountpoint=mount.mountpoint if mount else silent,
+        source=mount.source if mount else silent,
+        filesystem=mount.filesystem if mount else silent,
+        options=mount.options if mount else silent,
+    )
+
+
+def within(seconds: float, work: Callable[[], Value]) -> Value | None:
+    """What the work gives, or None: a dead server's mount keeps whoever asks for ever. The thread that asked
+    stays behind; it ends with the process."""
+    found: list[Value] = []
+    thread = threading.Thread(target=lambda: found.append(work()), name="stoker-place", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
 
 
 def mounts_of(mountinfo: str) -> list[Mount]:
@@ -118,14 +138,21 @@ def _disk_node(files: Files, name: str) -> int | Unknown | None:
     return None
 
 
-def _place(files: Files, role: str, path: Path, *, there: Path, mount: Mount) -> Place:
+def _place(files: Files, role: str, path: Path, mounts: list[Mount]) -> Place:
+    there = path.absolute()
+    while not os.path.exists(there) and there != there.parent:
+        there = there.parent
+    mount = _holding(mounts, there.resolve())
+    if mount is None:
+        return Place(role=role, path=str(path), answers=True, exists=os.path.exists(path))
     total_bytes, free_bytes, total_inodes, free_inodes = _space(there)
     options, resent_share = _nfs(files, mount)
     stripes, stripe_bytes = _stripes(mount, there)
     return Place(
         role=role,
         path=str(path),
-        exists=path.exists(),
+        answers=True,
+        exists=os.path.exists(path),
         mountpoint=mount.mountpoint,
         source=mount.source,
         filesystem=mount.filesystem,

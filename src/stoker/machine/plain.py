@@ -20,6 +20,11 @@ class Unknown:
 NOT_READ = Unknown(reason="not in this recording")
 
 
+def unread(kind: type[Record], reason: str) -> Record:
+    """A record of which nothing could be read."""
+    return kind(**{one.name: Unknown(reason=reason) for one in fields(kind)})  # type: ignore[arg-type]
+
+
 def as_plain(value: Any) -> Any:  # any of the values a record may hold
     """JSON's own types; an Unknown is {"unknown": reason}."""
     if isinstance(value, Unknown):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from stoker.machine.cgroup import read_cgroup
 from stoker.machine.files import Files
 from stoker.machine.host import read_cpu, read_limits, read_memory, read_nics
 from stoker.machine.places import hub_folder, read_disks, read_place
-from stoker.machine.snapshot import Snapshot
+from stoker.machine.plain import Record, unread
+from stoker.machine.snapshot import Cgroup, Cpu, Limits, Memory, Snapshot
 from stoker.machine.surroundings import read_environ, read_log, read_surroundings
 
 
@@ -24,8 +24,10 @@ def read_machine(
     files = Files()
     gpus, gpu_stack = read_cards(files, environ)
     places = [
-        read_place(files, "cache", cache or Path(environ.get("STOKER_CACHE") or tempfile.gettempdir())),
-        read_place(files, "hub", hub_folder(environ, home=Path.home())),
+        read_place(
+            files, "cache", cache or Path(environ.get("STOKER_CACHE") or environ.get("TMPDIR") or "/tmp")
+        ),
+        read_place(files, "hub", hub_folder(environ, home=Path(environ.get("HOME") or "/"))),
         read_place(files, "root", Path("/")),
     ]
     if cache is not None:
@@ -33,10 +35,10 @@ def read_machine(
     if data is not None:
         places.insert(0, replace(read_place(files, "data", data), given=True))
     return Snapshot(
-        memory=read_memory(files),
-        limits=read_limits(files),
-        cgroup=read_cgroup(files),
-        cpu=read_cpu(files),
+        memory=_whole(Memory, lambda: read_memory(files)),
+        limits=_whole(Limits, lambda: read_limits(files)),
+        cgroup=_whole(Cgroup, lambda: read_cgroup(files)),
+        cpu=_whole(Cpu, lambda: read_cpu(files)),
         disks=read_disks(files),
         places=tuple(places),
         nics=read_nics(files),
@@ -46,3 +48,11 @@ def read_machine(
         environ=read_environ(environ),
         log=read_log(),
     )
+
+
+def _whole(kind: type[Record], read: Callable[[], Record]) -> Record:
+    """A sandbox may answer in a shape that no kernel has: then that part is unknown, and the rest is told."""
+    try:
+        return read()
+    except (OSError, ValueError, LookupError) as error:
+        return unread(kind, f"{type(error).__name__}: {error}")

@@ -93,6 +93,7 @@ class Place:
     role: str  # data, cache, hub, root
     path: str
     given: bool = False  # by the user, who may want it changed; the others are guesses
+    answers: bool | Unknown = NOT_READ  # False: a mount that hangs
     exists: bool | Unknown = NOT_READ
     mountpoint: str | Unknown = NOT_READ
     source: str | Unknown = NOT_READ

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stoker.doctor.check import Change, Check, Seen, cards, fail, known, ok, over_gpus, warn
 from stoker.doctor.need import Need
-from stoker.machine.plain import Unknown
+from stoker.machine.plain import NOT_READ, Unknown
 from stoker.machine.snapshot import Gpu, Snapshot
 
 _OLDEST_DRIVER = 525  # the first for CUDA 12, which torch 2.4 and later are built with
@@ -17,7 +17,7 @@ _DIRECT = ("ext4", "xfs", "lustre", "wekafs", "gpfs", "beegfs", "nfs", "nfs4")
 
 def present(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     on_bus, found = snapshot.gpu_stack.on_bus, snapshot.gpus
-    if isinstance(found, Unknown) and isinstance(on_bus, int) and on_bus:
+    if isinstance(found, Unknown) and found != NOT_READ and isinstance(on_bus, int) and on_bus:
         yield fail(
             f"{on_bus} NVIDIA cards on the PCI bus, and no driver that answers ({found.reason})",
             "nvidia-smi  # says what is wrong; install the driver, or run the container with --gpus all",
@@ -210,8 +210,8 @@ CHECKS = (
     Check(
         name="GPU driver",
         subject="gpu",
-        why="torch's own CUDA needs a driver of its time; with an older one it falls back to the CPU or fails "
-        "at start.",
+        why="torch's CUDA needs a driver of its time; with an older one it falls back to the CPU or fails at "
+        "start.",
         look=driver_version,
     ),
     Check(

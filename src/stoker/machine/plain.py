@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
+
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # of a class; slow, and asked for every card
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,7 @@ def from_plain(kind: type[Record], plain: Mapping[str, Any]) -> Record:
 
     Raises ValueError where a value is of another type than its field.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     given = {name: _value(hint, plain[name], name) for name, hint in hints.items() if name in plain}
     try:
         return kind(**given)

@@ -95,7 +95,7 @@ def test_the_report_reads_without_colour_and_puts_fixes_on_their_own_lines() -> 
     lines = as_lines(examine(machine("small_vm")))
     assert "memory" in lines
     assert any(line.startswith("  warn    locked memory") for line in lines)
-    assert any(line.startswith("          fix: docker run --ulimit memlock") for line in lines)
+    assert any(line.startswith("          fix: echo '* - memlock unlimited'") for line in lines)
     assert lines[-1] == "0 fail, 3 warn, 1 unknown, 26 ok"
 
 

@@ -59,5 +59,16 @@ def test_the_container_is_known_by_its_marks(environ: dict[str, str], wanted: st
     assert read_surroundings(Files(tmp_path), environ).container == wanted
 
 
+@pytest.mark.parametrize(("mounted", "wanted"), [(True, "docker"), (False, None)])
+def test_a_machine_made_from_an_image_is_no_container(
+    mounted: bool, wanted: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / ".dockerenv").touch()
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    line = "700 699 254:1 /c/hosts /etc/hosts rw,relatime - ext4 /dev/sda1 rw\n" if mounted else ""
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(line)
+    assert read_surroundings(Files(tmp_path), {}).container == wanted
+
+
 def test_a_slurm_job_is_known_by_its_number(tmp_path: Path) -> None:
     assert read_surroundings(Files(tmp_path), {"SLURM_JOB_ID": "1"}).slurm is True

@@ -77,6 +77,16 @@ def test_the_disk_of_a_partition_is_the_whole_disk(tmp_path: Path) -> None:
     assert read_place(Files(tmp_path), "root", Path("/")).disk == "nvme0n1"
 
 
+def test_the_disk_of_a_btrfs_is_told_by_its_source(tmp_path: Path) -> None:
+    disk = tmp_path / "sys" / "devices" / "pci" / "nvme1n1"
+    disk.mkdir(parents=True)
+    (tmp_path / "sys" / "class" / "block").mkdir(parents=True)
+    (tmp_path / "sys" / "class" / "block" / "nvme1n1").symlink_to(disk)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "mountinfo").write_text("22 1 0:31 / / rw - btrfs /dev/nvme1n1 rw\n")
+    assert read_place(Files(tmp_path), "root", Path("/")).disk == "nvme1n1"
+
+
 def test_loops_and_memory_disks_are_no_disks(tmp_path: Path) -> None:
     for name in ("loop0", "zram0", "nvme0n1", "sda"):
         (tmp_path / "sys" / "block" / name / "queue").mkdir(parents=True)

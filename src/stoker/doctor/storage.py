@@ -130,11 +130,12 @@ def cache_disk(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
         return warn(f"the cache lies in memory ({kind}) and counts as memory", *fixes)
     if kind == "overlay":
         return warn("the cache lies in the container's own layer", *fixes)
-    if mountpoint == "/" and not known(_nvme(place)):
+    disk = known(place.disk)
+    if mountpoint == "/" and disk and not disk.startswith("nvme"):
         return warn(
             f"the cache lies on the root filesystem ({known(place.source)}), no NVMe is under it", *fixes
         )
-    return ok(f"{kind} on {place.disk or known(place.source)}, mounted at {mountpoint}")
+    return ok(f"{kind} on {disk or known(place.source)}, mounted at {mountpoint}")
 
 
 def hub_cache(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
@@ -155,12 +156,6 @@ def hub_cache(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 def _disk(place: Place, snapshot: Snapshot) -> Disk | None:
     name = known(place.disk)
     return next((disk for disk in known(snapshot.disks) if disk.name == name), None)
-
-
-def _nvme(place: Place) -> bool | Unknown:
-    if isinstance(place.disk, Unknown):
-        return place.disk
-    return (place.disk or "").startswith("nvme")
 
 
 def _better(snapshot: Snapshot) -> str:

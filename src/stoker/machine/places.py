@@ -157,7 +157,7 @@ def _place(files: Files, role: str, path: Path, mounts: list[Mount]) -> Place:
         source=mount.source,
         filesystem=mount.filesystem,
         options=options,
-        disk=_disk_under(files, mount.device),
+        disk=_disk_under(files, mount),
         total_bytes=total_bytes,
         free_bytes=free_bytes,
         total_inodes=total_inodes,
@@ -186,9 +186,13 @@ def _holding(mounts: Iterable[Mount], path: Path) -> Mount | None:
     return max(reversed(found), key=lambda mount: len(mount.mountpoint), default=None)
 
 
-def _disk_under(files: Files, device: str) -> str | None:
-    """The disk of a device number: of a partition the whole disk, of a mapped device the first below it."""
-    if not files.exists(base := f"/sys/dev/block/{device}"):
+def _disk_under(files: Files, mount: Mount) -> str | None:
+    """The disk of a mount: of a partition the whole disk, of a mapped device the first below it. btrfs has a
+    device number of its own, so that its source must tell."""
+    base = f"/sys/dev/block/{mount.device}"
+    if not files.exists(base):
+        base = f"/sys/class/block/{mount.source.removeprefix('/dev/')}"
+    if not mount.source.startswith("/dev/") or not files.exists(base):
         return None
     while below := files.names(f"{base}/slaves"):
         base = f"/sys/class/block/{below[0]}"

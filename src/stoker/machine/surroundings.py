@@ -84,15 +84,18 @@ def _faults(descriptor: int) -> list[str]:
 def _container(files: Files, environ: Mapping[str, str]) -> str | None:
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
-    for path, name in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
-        if files.exists(path):
-            return name
     for variable, name in (("APPTAINER_CONTAINER", "apptainer"), ("SINGULARITY_CONTAINER", "apptainer")):
         if variable in environ:
             return name
     if environ.get("container"):
         return environ["container"]
-    return "gvisor" if platform.release() == _SANDBOX_RELEASE else None
+    if platform.release() == _SANDBOX_RELEASE:
+        return "gvisor"
+    # A virtual machine made from an image has its marks too; only a runtime mounts these files.
+    if " /etc/hosts " not in str(files.text("/proc/self/mountinfo")):
+        return None
+    marks = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
+    return next((name for path, name in marks if files.exists(path)), "container")
 
 
 def _virtual(files: Files) -> bool | Unknown:

@@ -116,6 +116,13 @@ def test_this_machine_is_examined_without_anything_heavy(
     assert done.stderr == ""
 
 
+def test_it_needs_no_privileges(doctor: Callable[..., Ended], require_binary: Callable[[str], str]) -> None:
+    drop = (require_binary("setpriv"), "--inh-caps=-all", "--bounding-set=-all")
+    ended = doctor(under=drop if os.geteuid() == 0 else ())
+    assert ended.stderr == ""
+    assert not ended.seen("locked memory")[0][1].endswith("not for one without")
+
+
 def test_what_was_recorded_is_examined_elsewhere_with_the_same_result(
     doctor: Callable[..., Ended], tmp_path: Path
 ) -> None:

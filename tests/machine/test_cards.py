@@ -96,7 +96,7 @@ class StandIn:
             "nvmlDeviceGetName": "NVIDIA H200",
             "nvmlDeviceGetPersistenceMode": 0,
             "nvmlDeviceGetPowerManagementLimit": 650_000,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x04 | 0x40,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x04 | 0x40,
             "nvmlDeviceGetRemappedRows": (0, 0, 1, 0),
         }
 

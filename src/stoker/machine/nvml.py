@@ -69,7 +69,7 @@ def _card(nvml: Any, index: int, handle: Any) -> Gpu:
         power_default_w=told(ask("PowerManagementDefaultLimit"), lambda milliwatts: milliwatts / 1000),
         clock_set_mhz=ask("ApplicationsClock", 1),  # NVML_CLOCK_SM
         clock_default_mhz=ask("DefaultApplicationsClock", 1),
-        slowdowns=told(ask("CurrentClocksThrottleReasons"), slowdowns_of),
+        slowdowns=told(_reasons(ask), slowdowns_of),
         performance_state=ask("PerformanceState"),
         pcie_gen=ask("CurrPcieLinkGeneration"),
         pcie_gen_max=ask("MaxPcieLinkGeneration"),
@@ -81,6 +81,12 @@ def _card(nvml: Any, index: int, handle: Any) -> Gpu:
 
 def slowdowns_of(bits: int) -> tuple[str, ...]:
     return tuple(name for bit, name in _SLOWDOWNS.items() if bits & bit)
+
+
+def _reasons(ask: Callable[..., Any]) -> Any:
+    """Clock event reasons; older drivers know them by the older word."""
+    now = ask("CurrentClocksEventReasons")
+    return ask("CurrentClocksThrottleReasons") if isinstance(now, Unknown) else now
 
 
 def _ask(question: Callable[[], Any]) -> Any:

@@ -221,7 +221,13 @@ def test_access_times_are_found_where_they_are_written(
 def test_an_nvme_that_is_not_mounted_is_missed(
     doctor: Callable[..., Ended], with_mounts: Callable[[str], tuple[str, ...]], folder: Path
 ) -> None:
-    """The same folder, with a disk's filesystem at it and without."""
+    """The same folder: as it lies, with a disk's filesystem at it, and with memory at it."""
+    lies_on = subprocess.run(
+        ["df", "--output=source,target", folder], capture_output=True, text=True, check=True
+    )
+    source, target = lies_on.stdout.splitlines()[1].split()
+    missed = target == "/" and not source.startswith("/dev/nvme")
+    assert doctor("--cache", folder).level("cache on NVMe") == ("warn" if missed else "ok")
     there = doctor("--cache", folder / "stoker", under=with_mounts(mounted(folder, "noatime")))
     assert there.level("cache on NVMe") == "ok"
     in_memory = doctor("--cache", folder, under=with_mounts(f"mount -t tmpfs tmpfs {folder}"))

@@ -172,6 +172,11 @@ def cards(snapshot: Snapshot) -> tuple[Gpu, ...]:
     return () if isinstance(snapshot.gpus, Unknown) else snapshot.gpus
 
 
+def has_rdma(snapshot: Snapshot) -> bool:
+    """Whether an RDMA device is known to be there."""
+    return not isinstance(snapshot.nics, Unknown) and any(nic.rdma for nic in snapshot.nics)
+
+
 def say(count: int) -> str:
     """Bytes in the units that limits and manifests are written in: 64 MiB."""
     if count == UNLIMITED:

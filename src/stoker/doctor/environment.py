@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stoker.doctor.check import Check, Level, Seen, cards, known, ok, warn
+from stoker.doctor.check import Check, Level, Seen, cards, has_rdma, known, ok, warn
 from stoker.doctor.need import Need
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Snapshot
 
 
+def _always(snapshot: Snapshot) -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pitfall:
-    """A variable, the values of it that hurt, and how. `family` is the check that tells it."""
+    """A variable, the values of it that hurt, where, and how. `family` is the check that tells."""
 
     family: str
     variable: str
     hurts: Callable[[str], bool]
     how: str
+    where: Callable[[Snapshot], bool] = _always
     fix: str = ""
     level: Level = "warn"
 
@@ -35,14 +40,25 @@ def _is(*values: str) -> Callable[[str], bool]:
     return lambda value: value.strip().upper() in values
 
 
+def _with_cards(snapshot: Snapshot) -> bool:
+    return bool(cards(snapshot))
+
+
+def _with_peers(snapshot: Snapshot) -> bool:
+    return len(cards(snapshot)) > 1
+
+
 PITFALLS = (
-    Pitfall(family="NCCL", variable="NCCL_P2P_DISABLE", hurts=_on, how="cards talk through the host"),
-    Pitfall(
-        family="NCCL", variable="NCCL_P2P_LEVEL", hurts=_is("LOC", "0"), how="cards talk through the host"
-    ),
-    Pitfall(family="NCCL", variable="NCCL_SHM_DISABLE", hurts=_on, how="ranks of a node talk over sockets"),
-    Pitfall(family="NCCL", variable="NCCL_IB_DISABLE", hurts=_on, how="nodes talk over TCP"),
-    Pitfall(family="NCCL", variable="NCCL_NET_GDR_LEVEL", hurts=_is("LOC", "0"), how="no GPUDirect RDMA"),
+    Pitfall(family="NCCL", variable="NCCL_P2P_DISABLE", hurts=_on, where=_with_peers,
+            how="cards talk through the host"),
+    Pitfall(family="NCCL", variable="NCCL_P2P_LEVEL", hurts=_is("LOC", "0"), where=_with_peers,
+            how="cards talk through the host"),
+    Pitfall(family="NCCL", variable="NCCL_SHM_DISABLE", hurts=_on, where=_with_peers,
+            how="ranks of a node talk over sockets"),
+    Pitfall(family="NCCL", variable="NCCL_IB_DISABLE", hurts=_on, where=has_rdma,
+            how="nodes talk over TCP"),
+    Pitfall(family="NCCL", variable="NCCL_NET_GDR_LEVEL", hurts=_is("LOC", "0"), where=has_rdma,
+            how="no GPUDirect RDMA"),
     Pitfall(family="NCCL", variable="NCCL_DEBUG", hurts=_is("TRACE"), how="every call is logged",
             fix="export NCCL_DEBUG=WARN"),
     Pitfall(family="NCCL", variable="NCCL_ALGO", hurts=_on, how="one algorithm for all sizes"),
@@ -55,16 +71,15 @@ PITFALLS = (
             how="the host waits in collectives"),
     Pitfall(family="torch", variable="TORCH_DISTRIBUTED_DEBUG", hurts=_is("DETAIL"),
             how="every collective is checked"),
-    Pitfall(family="torch", variable="CUDA_LAUNCH_BLOCKING", hurts=_on,
-            how="the host waits for every kernel", level="fail"),
+    Pitfall(family="torch", variable="CUDA_LAUNCH_BLOCKING", hurts=_on, level="fail",
+            how="the host waits for every kernel"),
     Pitfall(family="torch", variable="PYTORCH_NO_CUDA_MEMORY_CACHING", hurts=_on, level="fail",
             how="every tensor is a cudaMalloc"),
     Pitfall(family="torch", variable="NVIDIA_TF32_OVERRIDE", hurts=_off, how="fp32 products without tf32"),
     Pitfall(family="torch", variable="CUDA_VISIBLE_DEVICES", hurts=_is("", "-1", "NODEVFILES"),
-            how="no card is visible", level="fail"),
+            where=_with_cards, level="fail", how="no card is visible"),
     Pitfall(family="torch", variable="CUDA_CACHE_DISABLE", hurts=_on,
             how="kernels are compiled at every start"),
-    Pitfall(family="torch", variable="TOKENIZERS_PARALLELISM", hurts=_off, how="tokenizers use one core"),
     Pitfall(family="OMP", variable="OMP_PROC_BIND", hurts=_is("MASTER", "PRIMARY"),
             how="all threads of a process share one core"),
     Pitfall(family="OMP", variable="GOMP_CPU_AFFINITY", hurts=_on,
@@ -91,7 +106,9 @@ def omp(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
 def _found(snapshot: Snapshot, family: str) -> Iterator[Seen]:
     for pitfall in PITFALLS:
         value = snapshot.environ.get(pitfall.variable)
-        if pitfall.family == family and value is not None and pitfall.hurts(value):
+        if pitfall.family != family or value is None:
+            continue
+        if pitfall.hurts(value) and pitfall.where(snapshot):
             yield Seen(
                 level=pitfall.level,
                 read=f"{pitfall.variable}={value}: {pitfall.how}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.doctor.check import Check, Seen, cards, fail, known, ok, say, warn
+from stoker.doctor.check import Check, Seen, cards, fail, has_rdma, known, ok, say, warn
 from stoker.doctor.need import Need
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import UNLIMITED, Snapshot
@@ -83,7 +83,7 @@ def locked_memory(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
         read += f"; {say(need.memlock_bytes)} are needed"
     if snapshot.limits.may_lock_any is True:
         yield warn(f"{read}; CAP_IPC_LOCK lifts it for this process, not for one without", *fixes)
-    elif need.memlock_bytes is not None or _has_rdma(snapshot):
+    elif need.memlock_bytes is not None or has_rdma(snapshot):
         yield fail(read, *fixes)
     else:
         yield warn(read, *fixes)
@@ -141,10 +141,6 @@ def zone_reclaim(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
 
 
 _SYSCTL = "/etc/sysctl.d/90-stoker.conf"
-
-
-def _has_rdma(snapshot: Snapshot) -> bool:
-    return not isinstance(snapshot.nics, Unknown) and any(nic.rdma for nic in snapshot.nics)
 
 
 def _count(value: int) -> str:

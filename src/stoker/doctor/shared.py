@@ -151,7 +151,7 @@ def _remount(place: Place) -> str:
     return f"umount {mountpoint} && mount -t {known(place.filesystem)} -o {options} {source} {mountpoint}"
 
 
-_OURS = ("data", "cache", "hub")
+_OURS = ("data", "cache")  # a home on NFS is told by the check of the hub's cache
 
 CHECKS = (
     Check(
@@ -199,7 +199,7 @@ CHECKS = (
         name="EFS mode",
         subject="shared storage",
         why="Bursting throughput falls to 50 KiB/s for each GiB stored once its credits are spent.",
-        look=over_places(efs, *_OURS),
+        look=over_places(efs, *_OURS, "hub"),
     ),
     Check(
         name="Lustre stripes",

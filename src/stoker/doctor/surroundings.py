@@ -93,7 +93,9 @@ def kills(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
 
 
 def hardware_errors(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
-    pattern = r"[Bb]us error|fatal signal 7|Memory failure:|I/O error, dev|timeout|not responding|LustreError"
+    pattern = (
+        r"[Bb]us error|fatal signal 7|Memory failure:|I/O error, dev|nvme.*timeout|not responding|LustreError"
+    )
     lines = [line for line in known(snapshot.log) if re.search(pattern, line)]
     if lines:
         yield warn(f"{len(lines)} lines, the last: {lines[-1][:120]}", "dmesg -T | tail -100")

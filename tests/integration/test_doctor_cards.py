@@ -37,7 +37,7 @@ def test_cards_are_told_as_nvml_tells_them(
         timeout=60,
     )
     assert done.stderr == ""
-    checks = [one for one in json.loads(done.stdout)["checks"] if one["subject"] == "gpu"]
+    checks = [one for one in json.loads(done.stdout)["checks"] if one["subject"] == "GPU"]
     assert {(one["check"], one["level"], one["read"]) for one in checks} >= {
         ("GPUs", "ok", "2 × NVIDIA H200"),
         ("GPU driver", "ok", "driver 580.159.03"),

@@ -151,42 +151,42 @@ def _quota_fixes(snapshot: Snapshot, usable: int) -> tuple[str, ...]:
 CHECKS = (
     Check(
         name="cores",
-        subject="cpu",
+        subject="CPU",
         why="Reading, decoding and copying for one GPU takes cores; with too few of them the loader is late "
         "however fast the disk is.",
         look=cores,
     ),
     Check(
         name="CPU quota",
-        subject="cpu",
+        subject="CPU",
         why="Programs start a thread for each core they see; when the quota is less, the kernel stops all of "
         "them for the rest of each 100 ms, and batches come in bursts.",
         look=quota,
     ),
     Check(
         name="CPU governor",
-        subject="cpu",
+        subject="CPU",
         why="A core that clocks down between batches needs milliseconds to come up again; launches and "
         "copies are late each time.",
         look=governor,
     ),
     Check(
         name="NUMA of cores",
-        subject="cpu",
+        subject="CPU",
         why="Buffers on another node than the GPU cross the socket link on the way to it, and share it "
         "with everybody.",
         look=numa,
     ),
     Check(
         name="NUMA of devices",
-        subject="cpu",
+        subject="CPU",
         why="Data from a disk or adapter on another node than the GPU crosses the socket link, and GPUDirect "
         "does not work across it at full speed.",
         look=numa_devices,
     ),
     Check(
         name="NUMA balancing",
-        subject="cpu",
+        subject="CPU",
         why="The kernel unmaps pages to see who uses them; pinned buffers and kernel launches pay for the "
         "faults, in jitter between ranks.",
         look=numa_balancing,

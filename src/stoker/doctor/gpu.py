@@ -202,40 +202,40 @@ def _kernel(snapshot: Snapshot) -> tuple[int, ...]:
 CHECKS = (
     Check(
         name="GPUs",
-        subject="gpu",
+        subject="GPU",
         why="A card that the driver does not answer for is lost to the job, often silently on one node of "
         "many.",
         look=present,
     ),
     Check(
         name="GPU driver",
-        subject="gpu",
+        subject="GPU",
         why="torch's CUDA needs a driver of its time; with an older one it falls back to the CPU or fails at "
         "start.",
         look=driver_version,
     ),
     Check(
         name="persistence mode",
-        subject="gpu",
+        subject="GPU",
         why="Without it the driver unloads when nobody uses the card: every start waits seconds for it, and "
         "settings are lost.",
         look=over_gpus(persistence),
     ),
     Check(
         name="ECC",
-        subject="gpu",
+        subject="GPU",
         why="Without ECC a flipped bit is a silently wrong weight; uncorrected errors end jobs at random.",
         look=over_gpus(ecc),
     ),
     Check(
         name="power limit",
-        subject="gpu",
+        subject="GPU",
         why="A card below its power limit by default is slower than its peers, and all ranks wait for it.",
         look=over_gpus(power),
     ),
     Check(
         name="GPU clocks",
-        subject="gpu",
+        subject="GPU",
         why="Heat or a weak supply pulls clocks down while utilisation still says 100%. A software power "
         "cap at "
         "full load is healthy.",
@@ -243,31 +243,31 @@ CHECKS = (
     ),
     Check(
         name="PCIe link",
-        subject="gpu",
+        subject="GPU",
         why="All data comes to the card over this link; half the lanes are half the speed of every copy.",
         look=over_gpus(pcie),
     ),
     Check(
         name="peer access",
-        subject="gpu",
+        subject="GPU",
         why="Cards that cannot read each other's memory pass every gradient through the host.",
         look=peers,
     ),
     Check(
         name="NVLink",
-        subject="gpu",
+        subject="GPU",
         why="One link that is down slows every collective of the node to its pace, or sends it over PCIe.",
         look=over_gpus(nvlink),
     ),
     Check(
         name="peer memory",
-        subject="gpu",
+        subject="GPU",
         why="Without it (or dma-buf) adapters cannot read the card's memory: NCCL copies through the host.",
         look=peer_memory,
     ),
     Check(
         name="GPUDirect Storage",
-        subject="gpu",
+        subject="GPU",
         why="With nvidia-fs cuFile reads from the disk into the card; without, it goes through host "
         "memory like "
         "any read, which is fine, unless that is forbidden.",

@@ -1,4 +1,4 @@
-"""`import stoker` and `stoker --help` cost little: no heavy package, and next to no time."""
+"""`import stoker` and `stoker --help` load no heavy package: they cost next to no time."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROOT = Path(stoker.__file__).parent
 LAYERS = {
     "words": ("errors", "world", "formats", "storage", "manifest", "spans", "findings"),
     "parts": ("sources", "launch"),
-    "path": ("prepare", "load"),
+    "path": ("prepare", "load", "checkpoint"),
     "edge": ("feeder", "cli"),
 }
 MAY_IMPORT = {

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker.checkpoint.checkpointer import Checkpointer
     from stoker.errors import StokerError
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpointer",
     "Feeder",
     "Finding",
     "Loader",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpointer": "stoker.checkpoint.checkpointer",
     "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
     "Loader": "stoker.load.loader",

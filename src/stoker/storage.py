@@ -12,7 +12,7 @@ import io
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -40,7 +40,8 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[Entry]: ...
     def stat(self, path: str) -> Entry: ...
     def open(self, path: str) -> BinaryIO: ...
-    def write(self, path: str, data: bytes | Path) -> None: ...
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None: ...
+    def delete(self, path: str) -> None: ...
 
 
 def open_store(url: str | Path) -> Store:
@@ -155,14 +156,23 @@ class LocalStore:
         except OSError as error:
             raise _storage_error(error, "read", self.root / path) from error
 
-    def write(self, path: str, data: bytes | Path) -> None:
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
         with new_file(self.root / path) as file:
             if isinstance(data, bytes):
                 file.write(data)
-            else:
-                with data.open("rb") as source:
-                    while block := source.read(8 << 20):
-                        file.write(block)
+                return
+            with data.open("rb") if isinstance(data, Path) else nullcontext(data) as source:
+                while block := source.read(8 << 20):
+                    file.write(block)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, and the folder that held it if nothing else is in it."""
+        target = self.root / path
+        with named_errors("delete", target):
+            target.unlink(missing_ok=True)
+        with suppress(OSError):
+            if target.parent != self.root:
+                target.parent.rmdir()
 
 
 class MemoryStore:
@@ -185,8 +195,13 @@ class MemoryStore:
     def open(self, path: str) -> BinaryIO:
         return io.BytesIO(self._read(path))
 
-    def write(self, path: str, data: bytes | Path) -> None:
-        self._objects[path] = data if isinstance(data, bytes) else data.read_bytes()
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
+        if isinstance(data, Path):
+            data = data.read_bytes()
+        self._objects[path] = data if isinstance(data, bytes) else data.read()
+
+    def delete(self, path: str) -> None:
+        self._objects.pop(path, None)
 
     def _read(self, path: str) -> bytes:
         if path not in self._objects:
@@ -218,8 +233,11 @@ class ObjectStore:
         size = self.stat(path).bytes
         return io.BufferedReader(_RangeReader(self, path, size), buffer_size=_RANGE_BYTES)
 
-    def write(self, path: str, data: bytes | Path) -> None:
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
         self._call("write", path, self._obstore.put, self._store, path, data)
+
+    def delete(self, path: str) -> None:
+        self._call("delete", path, self._obstore.delete, self._store, path)
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         get = self._obstore.get_range

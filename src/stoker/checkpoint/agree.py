@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.checkpoint.board import Board
-from stoker.checkpoint.layout import Box, part_from_json
-from stoker.checkpoint.layout import Part, Piece
+from stoker.checkpoint.layout import Box, Part, Piece, part_from_json
 from stoker.checkpoint.plan import Plan, held_boxes, make_plan, share, steady_paths
 from stoker.checkpoint.state import Flat, Objects
 from stoker.errors import CheckpointError, StokerError

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stoker.errors import CheckpointError
 from stoker.storage import new_file
@@ -119,7 +119,7 @@ class TcpBoard:
 def _serve(host: str, port: int) -> Any:
     """A store that listens on this address; torch's own would listen on all of them."""
     with socket.create_server((host, port)) as listening:
-        return dist.TCPStore(
+        return TCPStore(
             host,
             listening.getsockname()[1],
             is_master=True,
@@ -130,7 +130,7 @@ def _serve(host: str, port: int) -> Any:
 
 
 def _connect(host: str, port: int, timeout_s: float) -> Any:
-    return dist.TCPStore(
+    return TCPStore(
         host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=max(1.0, timeout_s))
     )
 

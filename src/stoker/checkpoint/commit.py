@@ -152,7 +152,7 @@ def is_dead(owner: dict[str, Any]) -> bool | None:
         return None
     if owner.get("boot") != _boot():
         return True
-    return _started(owner["pid"]) != owner["started"]
+    return bool(_started(owner["pid"]) != owner["started"])
 
 
 def _boot() -> str:

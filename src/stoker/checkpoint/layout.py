@@ -32,6 +32,7 @@ CHUNK_BYTES = 8 << 20  # written, read and hashed at once (O_DIRECT 4-8 MiB was 
 # One step of a path to a value: a key of a dictionary, a place in a list, or ("k", a key that is no text).
 Path = tuple[Any, ...]
 Sizes = tuple[int, ...]
+Text = bytes  # the records below have a field of that name
 
 _NAME = re.compile(r"^(\d{6,})-step-(\d{9,})-([0-9a-f]{8})$")
 _ITEM_BYTES = {
@@ -86,7 +87,7 @@ class Part:
     values: tuple[tuple[Path, Any], ...] = ()  # Any: the JSON form of a plain value
     own: tuple[tuple[Path, Any], ...] = ()  # as values, but of this rank alone: its random generators
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> Text:
         plain = {
             "rank": self.rank,
             "save": self.save,
@@ -125,7 +126,7 @@ class Manifest:
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> Text:
         plain = {
             "version": self.version,
             "name": self.name,

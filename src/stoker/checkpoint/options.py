@@ -35,7 +35,7 @@ class CheckpointOptions:
     when_busy: Literal["wait", "skip"] = "wait"
     on_failure: Literal["raise", "warn"] = "raise"
     timeout_s: float = 600.0
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     board: str = ""
     busy: Callable[[], bool] | None = None
     mtbf_s: float = 0.0

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from stoker.checkpoint.layout import Box, Path, Piece, path_name, place
 from stoker.checkpoint.state import DTensor, Flat, Objects, bare, plain_name
@@ -175,7 +176,7 @@ def _slabs(box: Box, ranks: int) -> list[Box]:
             offsets=(box.offsets[0] + start, *box.offsets[1:]),
             sizes=(stop - start, *box.sizes[1:]),
         )
-        for start, stop in zip(bounds, bounds[1:], strict=False)
+        for start, stop in pairwise(bounds)
     ]
 
 

@@ -160,7 +160,7 @@ class Checkpoint:
             view = buffer[: stop - start]
             if found < stop - start or xxhash.xxh3_64_intdigest(view) != part.chunks[index]:
                 raise BadCheckpointError(
-                    f"bytes {start:,} to {stop:,} of {part_name(part.rank, 'bin')} of {self.name} are damaged",
+                    f"{part_name(part.rank, 'bin')} of {self.name} is damaged at bytes {start:,} to {stop:,}",
                     hint="restore an older checkpoint, or copy this one again from the remote tier",
                 )
             for stretch in wanted:

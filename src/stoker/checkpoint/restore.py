@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -61,11 +61,7 @@ class Saved:
         self.pieces: dict[str, list[tuple[int, Piece]]] = {}
         for owner, piece in checkpoint.pieces():
             self.pieces.setdefault(piece.box.name, []).append((owner, piece))
-        self.values: dict[Path, Any] = {}
-        # where ranks saved different values under a name, this rank wants its own back
-        own_last = sorted(checkpoint.parts, key=lambda part: (part.rank == rank, -part.rank))
-        for part in own_last:
-            self.values.update(part.values)
+        self.values = _merged([dict(part.values) for part in checkpoint.parts], rank)
         mine = [part for part in checkpoint.parts if part.rank == rank]
         self.own = {path: decode(value) for part in mine for path, value in part.own}
 
@@ -87,6 +83,17 @@ class Saved:
             (path, decode(value)) for path, value in self.values.items() if path[0] in rest
         )
         return found
+
+
+def _merged(values: Sequence[dict[Path, Any]], rank: int) -> dict[Path, Any]:
+    """Where ranks saved different values for an object, this rank wants its own back."""
+    found: dict[Any, dict[Path, Any]] = {}
+    for _, one in sorted(enumerate(values), key=lambda ranked: ranked[0] != rank):
+        by_object: dict[Any, dict[Path, Any]] = {}
+        for path, value in one.items():
+            by_object.setdefault(path[0], {})[path] = value
+        found = {**by_object, **found}
+    return {path: value for one in found.values() for path, value in one.items()}
 
 
 def restore_objects(saved: Saved, objects: Objects, *, strict: bool) -> dict[str, Any]:
@@ -267,7 +274,7 @@ def _planned(
     for name, tensor in targets.items():
         if tuple(tensor.shape) != saved.box(name).shape:
             raise UsageError(
-                f"{name} is {tuple(tensor.shape)} here and {saved.box(name).shape} in {saved.checkpoint.name}",
+                f"{name} is {tuple(tensor.shape)} here, in {saved.checkpoint.name} {saved.box(name).shape}",
                 hint="build the model with the options it was saved with",
             )
     planner = DefaultLoadPlanner(flatten_state_dict=False)
@@ -279,12 +286,9 @@ def _planned(
 
 def find_piece(saved: Saved, index: Any) -> tuple[int, Piece]:
     """The piece that an index of torch.distributed.checkpoint means."""
-    pieces = saved.pieces[index.fqn]
-    if index.index is not None and index.index < len(pieces):
-        hinted = pieces[index.index]
-        if hinted[1].box.offsets == tuple(index.offset or ()):
-            return hinted
-    return next(one for one in pieces if one[1].box.offsets == tuple(index.offset or ()))
+    offsets = tuple(index.offset or ())
+    pieces: list[tuple[int, Piece]] = saved.pieces[index.fqn]
+    return next(one for one in pieces if one[1].box.offsets == offsets)
 
 
 def tensor_metadata(saved: Saved, names: Mapping[str, Any] | None = None) -> Metadata:

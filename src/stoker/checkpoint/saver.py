@@ -207,9 +207,9 @@ class Saver:
             except StokerError as error:
                 faults.append((rank, error))
         if faults:
-            rank, error = faults[0]
+            rank, first = faults[0]
             others = f" (and ranks {[one for one, _ in faults[1:]]})" if faults[1:] else ""
-            raise CheckpointError(f"rank {rank} brought no part{others}: {error.message}", hint=error.hint)
+            raise CheckpointError(f"rank {rank} brought no part{others}: {first.message}", hint=first.hint)
         return texts
 
     def _tidy(self, number: int) -> None:

@@ -60,13 +60,13 @@ class Arena:
     def close(self) -> None:
         """Give the memory back; safe twice."""
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.address)
+            _cudart().cudaHostUnregister(self.address)
         self._pinned, self._memory, self.bytes = False, None, 0
         self.tensor = torch.empty(0, dtype=torch.uint8)
 
     def _pin(self) -> None:
         # torch's own pinned allocator rounds up to a power of two: 10 GB of state would take 16
-        error = int(torch.cuda.cudart().cudaHostRegister(self.address, self.bytes, 0))
+        error = int(_cudart().cudaHostRegister(self.address, self.bytes, 0))
         if error:
             raise CheckpointError(
                 f"cannot pin {self.bytes:,} bytes of host memory (CUDA error {error})",
@@ -246,7 +246,7 @@ class Snapshot:
         return low
 
     def _group_bytes(self) -> int:
-        """No group crosses a multiple of this. In a ring a group is a chunk: it fits when that one is free."""
+        """No group crosses a multiple of this. In a ring a group is a chunk: that fits or not."""
         return self._chunk_bytes if self._ring_bytes < self.bytes else _GROUP_BYTES
 
 
@@ -284,6 +284,10 @@ class _Devices:
     def wait(self, marks: Sequence[Any]) -> None:
         for events in marks:
             _synchronize(events)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _synchronize(events: Any) -> None:

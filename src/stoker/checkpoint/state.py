@@ -21,9 +21,9 @@ from stoker.checkpoint.layout import Path, path_name
 from stoker.errors import UsageError
 
 try:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor as DTensor
 except ImportError:  # torch 2.4
-    from torch.distributed._tensor import DTensor
+    from torch.distributed._tensor import DTensor as DTensor  # type: ignore[attr-defined]
 
 Objects = Mapping[str, Any]  # what the user saves, by name; Any: modules, optimizers, dictionaries, values
 
@@ -133,19 +133,20 @@ def _add(flat: Flat, path: Path, value: Any) -> None:
     elif isinstance(value, Mapping) and value:
         for key, one in value.items():
             _add(flat, (*path, key if isinstance(key, str) else ("k", key)), one)
-    elif isinstance(value, (list, tuple)) and _holds_tensor(value):
+    elif isinstance(value, (list, tuple)) and _is_nested(value):
         for at, one in enumerate(value):
             _add(flat, (*path, at), one)
     else:
         flat.values[path] = value
 
 
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_tensor, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, torch.Tensor)
+def _is_nested(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Lists are cut as torch.distributed.checkpoint cuts them, so that names are the same: where there is
+    a tensor or a dictionary in them. A tuple only for its tensors: it comes back as a list."""
+    inner = (torch.Tensor, Mapping) if isinstance(value, list) else torch.Tensor
+    return any(
+        isinstance(one, inner) or (isinstance(one, (list, tuple)) and _is_nested(one)) for one in value
+    )
 
 
 def nest(items: Iterator[tuple[Path, Any]]) -> Any:
@@ -178,7 +179,7 @@ def random_state() -> dict[Path, Any]:
         ("numpy",): (kind, np.asarray(keys), position, has_gauss, gauss),
         ("torch",): torch.get_rng_state().numpy(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state[("cuda",)] = torch.cuda.get_rng_state().numpy()
     return state
 

@@ -1,12 +1,12 @@
 """What does a checkpoint cost a training loop, and how soon is it safe, beside what people use today?
 
-Method, on the CPU: a model of some 700 parameters with AdamW, about 2 GiB and 2,900 tensors of state. Each way
-to save runs in a process of its own, all ways in turn, round after round; medians. In each process:
+Method, on the CPU: a model of some 700 parameters with AdamW, about 2 GiB and 2,900 tensors of state. Each
+way to save runs in a process of its own, all ways in turn, round after round; medians. In each process:
   stall     how long the call that saves keeps the loop (after a first save, which may allocate)
   durable   from that call until everything is on disk and synced
   lost      how much longer the loop's steps take until then, beside steps without a save
   memory    the most resident memory of the process and its children during saves, beyond the state itself
-  load      from a cold page cache into a new model and optimizer (torch.load with mmap, dcp.load, ours verified)
+  load      from a cold page cache into a new model and optimizer (torch.load maps; ours is verified)
 and once: the disk's O_DIRECT ceiling for the same bytes, and resident memory over 20 saves of ours.
 
     python benchmarks/checkpoint.py                        # about ten minutes
@@ -414,7 +414,8 @@ def ask(one: str, given: argparse.Namespace) -> dict:
         done = subprocess.run(
             [sys.executable, __file__, "--one", one, "--folder", f"{folder}/data",
              "--gigabytes", str(given.gigabytes), "--saves", str(given.saves)],
-            stdout=subprocess.PIPE, text=True, timeout=600, env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            stdout=subprocess.PIPE, text=True, timeout=600,
+            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},
         )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     if not lines:

@@ -78,13 +78,13 @@ class Checkpointer:
 
     # --- saving ---
 
-    def step(self, step: int, **objects: Any) -> bool:
+    def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
         self._clock(step)
         self._surface()
         return self._is_due(step) and self.save(step, **objects)
 
-    def save(self, step: int, **objects: Any) -> bool:
+    def save(self, step: int, /, **objects: Any) -> bool:
         """Begin a save now. False when one is still being written and `when_busy` is "skip"."""
         started = time.monotonic()
         saver, rounds = self._start()

@@ -104,9 +104,9 @@ def commit(root: Path, saving: Saving, manifest: bytes) -> Path:
     with new_file(folder / MANIFEST) as file:
         file.write(manifest)
     with named_errors("write", final):
-        (folder / OWNER).unlink(missing_ok=True)
         folder.rename(final)
         sync_folder(root)
+        (final / OWNER).unlink(missing_ok=True)  # not before: a killed save must be known for its maker's
     return final
 
 

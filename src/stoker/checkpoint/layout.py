@@ -277,5 +277,6 @@ def _plain_path(path: Path) -> list[Any]:
     return [list(step) if isinstance(step, tuple) else step for step in path]
 
 
-def _path(plain: list[Any]) -> Path:
-    return tuple(tuple(step) if isinstance(step, list) else step for step in plain)
+def _path(plain: Any) -> Any:
+    """Lists back to tuples, as deep as they go: a key of a dictionary may be a tuple too."""
+    return tuple(map(_path, plain)) if isinstance(plain, list) else plain

@@ -24,6 +24,7 @@ from stoker.storage import Store, named_errors, sync_folder
 
 TRASH = ".trash-"
 _SILENT_S = 24 * 3600.0  # what a process on another machine has not touched for so long is taken for dead
+_NAMELESS_S = 600.0
 _YIELD_S = 0.05
 _LONGEST_YIELD_S = 60.0
 
@@ -259,8 +260,8 @@ def _why_dead(path: Path, silent_s: float) -> str:
     try:
         owner = json.loads((path / OWNER).read_bytes())
         dead = is_dead(owner)
-    except (OSError, ValueError, KeyError):
-        owner, dead = {}, None
+    except (OSError, ValueError, KeyError):  # it was killed before it could say whose it is
+        owner, dead, silent_s = {}, None, min(silent_s, _NAMELESS_S)
     if dead:
         return f"process {owner['pid']} on {owner['host']}, which made it, is gone"
     newest = max((file.stat().st_mtime for file in path.iterdir()), default=path.stat().st_mtime)

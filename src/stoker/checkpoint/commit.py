@@ -98,9 +98,12 @@ def make_manifest(saving: Saving, texts: Sequence[bytes]) -> Manifest:
     )
 
 
-def commit(root: Path, saving: Saving, manifest: bytes) -> Path:
-    """Make the save a checkpoint."""
+def commit(root: Path, saving: Saving, manifest: bytes, texts: Sequence[bytes]) -> Path:
+    """Make the save a checkpoint: every node has the descriptions of all parts, though its disk may hold
+    only the data of its own."""
     folder, final = saving.folder(root), root / saving.name
+    for rank, text in enumerate(texts):
+        _put_missing(folder / part_name(rank, "json"), text)
     with new_file(folder / MANIFEST) as file:
         file.write(manifest)
     with named_errors("write", final):
@@ -110,15 +113,10 @@ def commit(root: Path, saving: Saving, manifest: bytes) -> Path:
     return final
 
 
-def commit_here_too(root: Path, saving: Saving, manifest: bytes, texts: Sequence[bytes]) -> None:
-    """The same on a node whose folder rank 0 does not see: with the descriptions of all parts, and the
-    data of those that were written here."""
-    for rank, text in enumerate(texts):
-        path = saving.folder(root) / part_name(rank, "json")
-        if not path.exists():
-            with new_file(path) as file:
-                file.write(text)
-    commit(root, saving, manifest)
+def _put_missing(path: Path, text: bytes) -> None:
+    if not path.exists():
+        with new_file(path) as file:
+            file.write(text)
 
 
 def discard(root: Path, saving: Saving, *, rank: int) -> None:

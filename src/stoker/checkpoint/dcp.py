@@ -83,8 +83,8 @@ class Writer(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         texts = {found.storage_data[0]: found.storage_data[2] for some in results for found in some}
         saving, _ = join(self._root, results[0][0].storage_data[1])
-        manifest = make_manifest(saving, [texts[rank] for rank in sorted(texts)])
-        commit(self._root, saving, manifest.to_json())
+        in_order = [texts[rank] for rank in sorted(texts)]
+        commit(self._root, saving, make_manifest(saving, in_order).to_json(), in_order)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -19,7 +19,6 @@ from stoker.checkpoint.commit import (
     Saving,
     begin,
     commit,
-    commit_here_too,
     discard,
     join,
     make_manifest,
@@ -174,13 +173,12 @@ class Saver:
             else:
                 manifest = _checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
                 if leads_here:
-                    texts = self._texts(save.number)
-                    commit_here_too(self._tiers.root, saving, manifest, texts)
+                    commit(self._tiers.root, saving, manifest, self._texts(save.number))
         except BaseException:
             discard(self._tiers.root, saving, rank=self._world.rank)
             raise
         if self._drain:
-            self._drain.committed(saving.name)
+            self._drain.committed(saving.name, leads_here=leads_here)
         if self._world.rank == 0 or leads_here:
             self._tidy(save.number)
 
@@ -190,7 +188,7 @@ class Saver:
             texts = self._texts(save.number)
             manifest = make_manifest(saving, texts).to_json()
             with span("checkpoint commit", step=save.step):
-                commit(self._tiers.root, saving, manifest)
+                commit(self._tiers.root, saving, manifest, texts)
         except BaseException as error:
             self._board.post(key, _error_note(error))
             raise
@@ -228,15 +226,15 @@ class Drain:
         self._rank, self._size = options.world.rank, options.world.size
         self._pace = Pace(options.limits.drain_bytes_per_s)
         self._changed = threading.Condition()
-        self._newest, self._closing = "", False
+        self._newest, self._closing, self._leads_here = "", False, False
         self._failure: BaseException | None = None
         self.drained: list[str] = []
         self._thread = threading.Thread(target=self._run, name="stoker-drain", daemon=True)
         self._thread.start()
 
-    def committed(self, name: str) -> None:
+    def committed(self, name: str, *, leads_here: bool) -> None:
         with self._changed:
-            self._newest = name
+            self._newest, self._leads_here = name, leads_here
             self._changed.notify_all()
 
     def take_failure(self) -> BaseException | None:
@@ -296,10 +294,14 @@ class Drain:
             for rank in range(self._size):
                 _checked(self._board.read(f"{key}/{rank}", timeout_s=timeout_s))
             retried(lambda: upload_manifest(folder, store), timeout_s=timeout_s, stop=lambda: self._closing)
+            self._board.post(f"{key}/all", b"+")
+            old = f"drained/{number - 1}"
+            ranks = (f"{old}/{rank}" for rank in range(self._size))
+            self._board.forget([f"drain/{number - 1}", f"{old}/all", *ranks])
+        elif self._leads_here:
+            _checked(self._board.read(f"{key}/all", timeout_s=2 * timeout_s))
+        if self._rank == 0 or self._leads_here:
             retain(self._tiers, keep=self._options.keep)
-            self._board.forget(
-                [f"drain/{number - 1}", *(f"drained/{number - 1}/{r}" for r in range(self._size))]
-            )
 
 
 def _notes_of(number: int, size: int) -> Iterable[str]:

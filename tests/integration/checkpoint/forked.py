@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 from stoker.checkpoint.checkpointer import Checkpointer  # noqa: F401 - imported once, before the forks

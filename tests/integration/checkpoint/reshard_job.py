@@ -1,6 +1,6 @@
 """Trains sharded and replicated models on some ranks and restores them on others; says what came back.
 
-    reshard_job.py FOLDER
+reshard_job.py FOLDER
 """
 
 from __future__ import annotations

@@ -97,7 +97,11 @@ class Snapshot:
         self.bytes = plan.bytes
         self._arena, self._chunk_bytes = arena, chunk_bytes
         self._ring_bytes = min(arena.bytes, max(arena.bytes // chunk_bytes, 1) * chunk_bytes)
-        self._tensors, self._versions = list(tensors), [_version(tensor) for tensor in tensors]
+        self._steady = [
+            (tensor, _version(tensor))
+            for write, tensor in zip(plan.writes, tensors, strict=True)
+            if write.piece.at >= plan.hasty_bytes
+        ]
         self._devices = _Devices(tensors)
         self._groups = list(_grouped(plan, tensors, cut=self._group_bytes()))
         self._hasty_groups = sum(1 for group in self._groups if group[0].at < plan.hasty_bytes)
@@ -118,7 +122,6 @@ class Snapshot:
         self._copy_groups(0, len(self._groups))
         self._devices.wait(self._events[-1:])
         self._check_versions()
-        self._tensors = []
 
     def copy_behind(self) -> None:
         """Copy what may change in the next forward, and the rest while the loop goes on: the next step of
@@ -139,7 +142,6 @@ class Snapshot:
         self._hook.remove()
         self._devices.order(self._events[-1:])
         self._check_versions()
-        self._tensors = []
 
     def _copy_rest(self) -> None:
         try:
@@ -148,14 +150,14 @@ class Snapshot:
             self.abort(error)
 
     def _check_versions(self) -> None:
-        changed = [
-            at for at, (tensor, version) in enumerate(zip(self._tensors, self._versions, strict=True))
-            if _version(tensor) != version
-        ]  # fmt: skip
+        """Once, before the optimizer changes anything: was something else faster than the copy?"""
+        with self._changed:
+            steady, self._steady = self._steady, []
+            changed = sum(_version(tensor) != version for tensor, version in steady)
         if changed:
             self.abort(
                 CheckpointError(
-                    f"{len(changed)} tensors were changed while they were being copied",
+                    f"{changed} tensors were changed while they were being copied",
                     hint="with overlap=True only an optimizer's step may change what is saved; "
                     "else use overlap=False",
                 )
@@ -218,6 +220,7 @@ class Snapshot:
 
     def finish(self) -> None:
         """Raise what went wrong in the copy, now that everything is written."""
+        self._check_versions()
         with self._changed:
             self._raise_if_aborted()
 

@@ -217,9 +217,9 @@ class Checkpointer:
 
     def _begin(self, saver: Saver, number: int, step: int, flat: Flat, plan: Plan) -> None:
         tensors = plan.tensors(flat)
-        limit = self.options.max_host_bytes or plan.bytes
-        chunk = self.options.chunk_bytes
-        room = min(-(-plan.bytes // chunk) * chunk, max(limit // chunk, 2) * chunk)
+        chunk, limit = self.options.chunk_bytes, self.options.max_host_bytes
+        everything = -(-plan.bytes // chunk) * chunk
+        room = min(everything, max(limit // chunk, 2) * chunk) if limit else everything
         self._arena.ensure(room, pinned=any(tensor.is_cuda for tensor in tensors))
         snapshot = self._snapshot = Snapshot(self._arena, plan, tensors, chunk_bytes=chunk)
         save = Save(
@@ -235,9 +235,10 @@ class Checkpointer:
             self._pending = saver.submit(save)
         try:
             snapshot.copy_behind() if self.options.overlap else snapshot.copy()
-        except BaseException as error:
+        except Exception as error:
             snapshot.abort(error)
-            raise
+            if self._pending is None:  # else the save fails with it, and the next step says so
+                raise
         if not (self.options.overlap or in_waves):  # writing beside the copy would only slow the copy down
             self._pending = saver.submit(save)
 

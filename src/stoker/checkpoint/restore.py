@@ -316,6 +316,7 @@ class Reading:
         self._checkpoint = checkpoint
         self._stretches: list[Stretch] = []
         self._afterwards: list[Callable[[], None]] = []
+        self._on_device = False
 
     def want(self, rank: int, piece: Piece, *, offsets: tuple[int, ...], target: torch.Tensor) -> None:
         """Read the box at `offsets` of a piece that is as large as the target, into the target."""
@@ -336,8 +337,11 @@ class Reading:
         self._checkpoint.read(self._stretches)
         for copy in self._afterwards:
             copy()
+        if self._on_device:
+            torch.cuda.synchronize()  # threads copied on streams that the loop's own knows nothing of
 
     def _add(self, rank: int, start: int, target: torch.Tensor) -> None:
+        self._on_device |= target.is_cuda
         receive = _into_device(target) if target.is_cuda else _into_memory(target)
         self._stretches.append(Stretch(rank=rank, start=start, stop=start + target.nbytes, receive=receive))
 

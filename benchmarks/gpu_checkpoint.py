@@ -37,8 +37,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import stoker
 from stoker.checkpoint.agree import Rounds, agreed_plan
+from stoker.checkpoint.arena import Arena
 from stoker.checkpoint.board import SoloBoard
-from stoker.checkpoint.snapshot import Arena, Snapshot
+from stoker.checkpoint.snapshot import Snapshot
 from stoker.checkpoint.state import flatten
 from stoker.world import World
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from stoker.errors import CheckpointError
+from stoker.errors import CheckpointError, StokerError
 from stoker.storage import new_file
 from stoker.world import World
 
@@ -181,3 +181,17 @@ def _named(key: str) -> Iterator[None]:
             f"the board of the job cannot be reached for {key!r}: {str(error).splitlines()[0]}",
             hint="rank 0, which serves it, has ended; its log says why",
         ) from error
+
+
+def error_note(error: BaseException) -> bytes:
+    message = error.message if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+    hint = error.hint if isinstance(error, StokerError) else "see the log of that rank"
+    return b"-" + json.dumps({"message": message, "hint": hint}).encode()
+
+
+def checked(note: bytes) -> bytes:
+    """What a note says; raises if it says that something failed."""
+    if note[:1] == b"+":
+        return note[1:]
+    plain = json.loads(note[1:])
+    raise CheckpointError(plain["message"], hint=plain["hint"])

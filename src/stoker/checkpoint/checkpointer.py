@@ -21,14 +21,16 @@ from types import TracebackType
 from typing import Any
 
 from stoker.checkpoint.agree import Rounds, agreed_plan
+from stoker.checkpoint.arena import Arena
 from stoker.checkpoint.board import Board, SoloBoard, TcpBoard
 from stoker.checkpoint.options import CheckpointOptions
 from stoker.checkpoint.plan import Plan, signature
 from stoker.checkpoint.reader import Checkpoint
-from stoker.checkpoint.restore import Restored, Saved, load_state, restore_objects
+from stoker.checkpoint.restore import Restored, load_state, restore_objects
+from stoker.checkpoint.saved import Saved
 from stoker.checkpoint.saver import Save, Saver
 from stoker.checkpoint.saver import Saved as Finished
-from stoker.checkpoint.snapshot import Arena, Snapshot
+from stoker.checkpoint.snapshot import Snapshot
 from stoker.checkpoint.state import Flat, flatten, random_state, set_random_state
 from stoker.checkpoint.storm import Advice, advise, mtbf_of
 from stoker.checkpoint.tiers import Tiers

@@ -29,12 +29,13 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from stoker.checkpoint.arena import Arena
 from stoker.checkpoint.commit import Saving, begin, commit, join, make_manifest, put_part
 from stoker.checkpoint.layout import CHUNK_BYTES, Box, Part, part_name, path_name, place, sequence_of
 from stoker.checkpoint.plan import Plan, Write, dtype_name
 from stoker.checkpoint.reader import Checkpoint
-from stoker.checkpoint.restore import Reading, Saved, find_piece, tensor_metadata
-from stoker.checkpoint.snapshot import Arena, Snapshot
+from stoker.checkpoint.saved import Reading, Saved, find_piece, tensor_metadata
+from stoker.checkpoint.snapshot import Snapshot
 from stoker.checkpoint.state import DTensor
 from stoker.checkpoint.tiers import Tiers, local_names
 from stoker.checkpoint.values import decode, encode

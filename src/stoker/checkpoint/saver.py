@@ -6,15 +6,13 @@ rank alike: rank 0 tells the others.
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stoker.checkpoint.board import Board
+from stoker.checkpoint.board import Board, checked, error_note
 from stoker.checkpoint.commit import (
     Saving,
     begin,
@@ -24,10 +22,11 @@ from stoker.checkpoint.commit import (
     make_manifest,
     put_part,
 )
+from stoker.checkpoint.drain import Drain
 from stoker.checkpoint.layout import Part, Piece, part_name, sequence_of
 from stoker.checkpoint.options import CheckpointOptions
 from stoker.checkpoint.storm import start_delay_s, waits_for
-from stoker.checkpoint.tiers import Tiers, collect, local_names, retain, retried, upload_manifest, upload_part
+from stoker.checkpoint.tiers import Tiers, collect, local_names, retain
 from stoker.checkpoint.writer import Pace, Source, write_part
 from stoker.errors import CheckpointError, StokerError
 from stoker.spans import span
@@ -83,7 +82,7 @@ class Saver:
 
     def fail(self, number: int, error: BaseException) -> None:
         """Tell the others that this rank will bring no part to a save."""
-        self._board.post(f"part/{number}/{self._world.rank}", _error_note(error))
+        self._board.post(f"part/{number}/{self._world.rank}", error_note(error))
 
     def close(self) -> None:
         self._writing.shutdown(wait=True)
@@ -111,12 +110,12 @@ class Saver:
                 saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence())
                 self._board.post(key, b"+" + saving.to_json())
                 return saving, True
-            return join(self._tiers.root, _checked(self._board.read(key, timeout_s=self._options.timeout_s)))
+            return join(self._tiers.root, checked(self._board.read(key, timeout_s=self._options.timeout_s)))
         except BaseException as error:
             save.snapshot.abort(error)
             if self._world.rank == 0:
-                self._board.post(key, _error_note(error))
-                self._board.post(f"outcome/{save.number}", _error_note(error))
+                self._board.post(key, error_note(error))
+                self._board.post(f"outcome/{save.number}", error_note(error))
             else:
                 self.fail(save.number, error)
             raise
@@ -171,7 +170,7 @@ class Saver:
             if self._world.rank == 0:
                 self._commit(save, saving)
             else:
-                manifest = _checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
+                manifest = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
                 if leads_here:
                     commit(self._tiers.root, saving, manifest, self._texts(save.number))
         except BaseException:
@@ -190,7 +189,7 @@ class Saver:
             with span("checkpoint commit", step=save.step):
                 commit(self._tiers.root, saving, manifest, texts)
         except BaseException as error:
-            self._board.post(key, _error_note(error))
+            self._board.post(key, error_note(error))
             raise
         self._board.post(key, b"+" + manifest)
 
@@ -201,7 +200,7 @@ class Saver:
         for rank in range(self._world.size):
             left = max(0.0, deadline - time.monotonic())
             try:
-                texts.append(_checked(self._board.read(f"part/{number}/{rank}", timeout_s=left)))
+                texts.append(checked(self._board.read(f"part/{number}/{rank}", timeout_s=left)))
             except StokerError as error:
                 faults.append((rank, error))
         if faults:
@@ -218,107 +217,7 @@ class Saver:
             retain(self._tiers, keep=self._options.keep)
 
 
-class Drain:
-    """Brings committed checkpoints to the remote tier, always the newest next. Rank 0 says which."""
-
-    def __init__(self, tiers: Tiers, board: Board, options: CheckpointOptions) -> None:
-        self._tiers, self._board, self._options = tiers, board, options
-        self._rank, self._size = options.world.rank, options.world.size
-        self._pace = Pace(options.limits.drain_bytes_per_s)
-        self._changed = threading.Condition()
-        self._newest, self._closing, self._leads_here = "", False, False
-        self._failure: BaseException | None = None
-        self.drained: list[str] = []
-        self._thread = threading.Thread(target=self._run, name="stoker-drain", daemon=True)
-        self._thread.start()
-
-    def committed(self, name: str, *, leads_here: bool) -> None:
-        with self._changed:
-            self._newest, self._leads_here = name, leads_here
-            self._changed.notify_all()
-
-    def take_failure(self) -> BaseException | None:
-        with self._changed:
-            failure, self._failure = self._failure, None
-            return failure
-
-    def close(self) -> None:
-        """Drain what was committed last, then end."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _run(self) -> None:
-        number = 0
-        while name := self._next(number):
-            try:
-                self._drain(number, name)
-                self.drained.append(name)
-            except BaseException as error:
-                with self._changed:
-                    self._failure = error
-            number += 1
-
-    def _next(self, number: int) -> str:
-        """What to drain now; nothing when it is time to end."""
-        key = f"drain/{number}"
-        if self._rank == 0:
-            with self._changed:
-                self._changed.wait_for(lambda: self._newest or self._closing)
-                name, self._newest = self._newest, ""
-            self._board.post(key, name.encode())
-            return name
-        while True:  # until rank 0 says what is next, or is gone
-            try:
-                return self._board.read(key, timeout_s=3600.0).decode()
-            except CheckpointError as error:
-                if "in vain" not in error.message:
-                    return ""
-
-    def _drain(self, number: int, name: str) -> None:
-        store, folder = self._tiers.remote, self._tiers.root / name
-        assert store is not None
-        key, timeout_s = f"drained/{number}", self._options.timeout_s
-        try:
-            retried(
-                lambda: upload_part(folder, store, rank=self._rank, pace=self._pace, busy=self._options.busy),
-                timeout_s=timeout_s,
-                stop=lambda: self._closing,
-            )
-            self._board.post(f"{key}/{self._rank}", b"+")
-        except BaseException as error:
-            self._board.post(f"{key}/{self._rank}", _error_note(error))
-            raise
-        if self._rank == 0:
-            for rank in range(self._size):
-                _checked(self._board.read(f"{key}/{rank}", timeout_s=timeout_s))
-            retried(lambda: upload_manifest(folder, store), timeout_s=timeout_s, stop=lambda: self._closing)
-            self._board.post(f"{key}/all", b"+")
-            old = f"drained/{number - 1}"
-            ranks = (f"{old}/{rank}" for rank in range(self._size))
-            self._board.forget([f"drain/{number - 1}", f"{old}/all", *ranks])
-        elif self._leads_here:
-            _checked(self._board.read(f"{key}/all", timeout_s=2 * timeout_s))
-        if self._rank == 0 or self._leads_here:
-            retain(self._tiers, keep=self._options.keep)
-
-
 def _notes_of(number: int, size: int) -> Iterable[str]:
     yield from (f"{kind}/{number}" for kind in ("begin", "outcome", "verdict", "ready", "changed"))
     for rank in range(size):
         yield from (f"{kind}/{number}/{rank}" for kind in ("part", "written", "boxes", "dealt"))
-
-
-def _error_note(error: BaseException) -> bytes:
-    message = error.message if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
-    hint = error.hint if isinstance(error, StokerError) else "see the log of that rank"
-    return b"-" + json.dumps({"message": message, "hint": hint}).encode()
-
-
-def _checked(note: bytes) -> bytes:
-    """What a note says; raises if it says that something failed."""
-    if note[:1] == b"+":
-        return note[1:]
-    plain = json.loads(note[1:])
-    raise CheckpointError(plain["message"], hint=plain["hint"])

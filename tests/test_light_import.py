@@ -32,8 +32,9 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["--version"]),
         (HELP, ["prepare", "--help"]),
         (HELP, ["prepare", "run", "--help"]),
+        (HELP, ["checkpoint", "ls", "--help"]),
     ],
-    ids=["import", "help", "version", "verb-help", "run-help"],
+    ids=["import", "help", "version", "verb-help", "run-help", "checkpoint-help"],
 )
 def test_no_heavy_package_is_loaded(
     program: str, arguments: list[str], stoker_environ: Callable[..., dict[str, str]]

@@ -85,3 +85,13 @@ def test_a_flipped_bit_is_noticed_by_dcp_load(make_job, tmp_path) -> None:
 def test_an_empty_folder_is_a_clear_error(tmp_path) -> None:
     with pytest.raises(BadCheckpointError, match="no whole checkpoint"):
         Reader(tmp_path).read_metadata()
+
+
+def test_more_than_a_chunk_goes_through_dcp(tmp_path) -> None:
+    state = {"w": torch.arange(3_000_000), "v": torch.ones(77)}
+    stager = Stager()
+    dcp.async_save(state, storage_writer=Writer(tmp_path), async_stager=stager).result()
+    stager.close()
+    into = {"w": torch.zeros(3_000_000, dtype=torch.int64), "v": torch.zeros(77)}
+    dcp.load(into, storage_reader=Reader(tmp_path))
+    assert torch.equal(into["w"], state["w"])

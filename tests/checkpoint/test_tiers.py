@@ -59,6 +59,18 @@ def test_a_save_is_drained_and_comes_back_from_the_remote_tier_alone(
     assert Tiers(root=tmp_path / "none", remote=open_store(far)).latest().step == 4
 
 
+def test_a_damaged_local_copy_gives_way_to_the_remote_one(open_checkpointer, state, tmp_path: Path) -> None:
+    with open_checkpointer(remote=str(tmp_path / "far")) as checkpointer:
+        checkpointer.save(1, state=state)
+    (path,) = (tmp_path / "run").glob("*/part-00000.bin")
+    path.write_bytes(bytes(path.stat().st_size))
+    back = {key: torch.zeros_like(one) for key, one in state.items()}
+    with open_checkpointer(remote=str(tmp_path / "far")) as checkpointer:
+        restored = checkpointer.restore(state=back)
+    assert (restored.step, len(restored.skipped)) == (1, 1)
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
 def test_what_is_not_yet_in_the_remote_tier_is_kept(open_checkpointer, state, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("a file where the folder should be")
     checkpointer = open_checkpointer(remote=str(tmp_path / "far"), keep=1, timeout_s=0.1)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker.checkpoint.board import Board
+from stoker.checkpoint.board import Board, checked, error_note
 from stoker.checkpoint.layout import Box, Part, Piece, part_from_json
 from stoker.checkpoint.plan import Plan, held_boxes, make_plan, share, steady_paths
 from stoker.checkpoint.state import Flat, Objects
-from stoker.errors import CheckpointError, StokerError
+from stoker.errors import BadCheckpointError, CheckpointError, StokerError
 from stoker.world import World
 
 _POLL_S = 0.0002
@@ -50,31 +50,39 @@ class Rounds:
         return Verdict(**json.loads(board.read(f"verdict/{number}", timeout_s=self.timeout_s)))
 
     def told(self, say: Callable[[], str]) -> str:
-        """What rank 0 says, on every rank."""
+        """What rank 0 says, on every rank; where it cannot say anything all fail with it."""
         if self.world.size == 1:
             return say()
         self._others += 1
         key = f"told/{self._others}"
         if self.world.rank == 0:
-            self.board.post(key, b"+" + say().encode())
-        return self.board.read(key, timeout_s=self.timeout_s)[1:].decode()
+            try:
+                self.board.post(key, b"+" + say().encode())
+            except StokerError as error:
+                self.board.post(key, error_note(error))
+                raise
+        return checked(self.board.read(key, timeout_s=self.timeout_s)).decode()
 
-    def choose(self, pick: Callable[[], str]) -> str:
-        """What rank 0 picks to restore; nothing when there is nothing left."""
-        return self.told(pick)
-
-    def all_well(self, error: StokerError | None) -> str | None:
-        """What went wrong on any rank, in words; None if all is well everywhere."""
+    def all_well(self, error: StokerError | None) -> str:
+        """What went wrong with a checkpoint on any rank, in words; nothing if all is well. What is wrong
+        with more than the checkpoint is raised, on every rank."""
+        if error is not None and not isinstance(error, BadCheckpointError):
+            self._tell(error)
+            raise error
+        self._tell(error)
         if self.world.size == 1:
-            return error.message if error else None
-        self._others += 1
-        key = f"well/{self._others}"
-        self.board.post(f"{key}/{self.world.rank}", error.message.encode() if error else b"")
+            return error.message if error else ""
+        said = ""
         for rank in range(self.world.size):
-            said = self.board.read(f"{key}/{rank}", timeout_s=self.timeout_s)
-            if said:
-                return said.decode()
-        return None
+            note = self.board.read(f"well/{self._others}/{rank}", timeout_s=self.timeout_s)
+            said = said or (note[1:].decode() if note[:1] == b"?" else checked(note).decode())
+        return said
+
+    def _tell(self, error: StokerError | None) -> None:
+        self._others += 1
+        damage = b"?" + error.message.encode() if isinstance(error, BadCheckpointError) else b"+"
+        note = damage if error is None or isinstance(error, BadCheckpointError) else error_note(error)
+        self.board.post(f"well/{self._others}/{self.world.rank}", note)
 
     def deal(self, held: list[Box]) -> list[Box]:
         """Which of the boxes that this rank holds it is to write."""

@@ -73,6 +73,7 @@ class Checkpointer:
         self._snapshot: Snapshot | None = None
         self._pending: Future[Finished] | None = None
         self._failures: list[BaseException] = []
+        self._checked: tuple[str, Checkpoint | None] = ("", None)
         self._report = CheckpointReport()
         self._due_at = _FIRST_AUTO_STEP
         self._last_step: tuple[int, float] | None = None
@@ -163,24 +164,23 @@ class Checkpointer:
         self._finish_pending()
         _, rounds = self._start()
         skipped: list[str] = []
-        candidates = [name] if name else self._tiers.names() if self._world.rank == 0 else []
+        candidates = self._candidates(name, skipped) if self._world.rank == 0 else []
         touched = False
-        while chosen := rounds.choose(lambda: self._next_whole(candidates, skipped)):
+        while chosen := rounds.told(lambda: self._next_whole(candidates, skipped)):
             saved: Saved | None = None
             error: StokerError | None = None
             try:
-                saved = Saved(self._tiers.checkpoint(chosen), rank=self._world.rank)
+                saved = Saved(self._opened(chosen), rank=self._world.rank)
                 extras = restore_objects(saved, objects, strict=strict)
-            except BadCheckpointError as bad:
+            except StokerError as bad:
                 error, touched = bad, True
             failure = rounds.all_well(error)
-            if failure is None and saved is not None:
+            if not failure and saved is not None:
                 set_random_state(saved.own)
                 extras.update(saved.extras(objects))
                 self._due_at = saved.checkpoint.step + _FIRST_AUTO_STEP
-                return Restored(
-                    step=saved.checkpoint.step, name=chosen, extras=extras, skipped=tuple(skipped)
-                )
+                found = saved.checkpoint
+                return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
             skipped.append(f"{chosen}: {failure}")
         if name or touched:
             raise BadCheckpointError(
@@ -315,13 +315,25 @@ class Checkpointer:
         emit("checkpoint", start=started, end=ended, step=step)
         self._report = replace(self._report, stall_s=ended - started)
 
+    def _candidates(self, name: str, skipped: list[str]) -> list[str]:
+        copies = self._tiers.copies(said=skipped)
+        return [copy for copy in copies if copy.partition("@")[0] == name] if name else copies
+
     def _next_whole(self, candidates: list[str], skipped: list[str]) -> str:
         """The next candidate that is whole, or nothing."""
         while candidates:
-            found = next(iter(self._tiers.whole([candidates.pop(0)], skipped=skipped)), None)
+            chosen = candidates.pop(0)
+            found = next(iter(self._tiers.whole([chosen], skipped=skipped)), None)
             if found is not None:
-                return found.name
+                self._checked = (chosen, found)
+                return chosen
         return ""
+
+    def _opened(self, chosen: str) -> Checkpoint:
+        """The checkpoint that was chosen; rank 0 has read its descriptions already, when it checked it."""
+        name, found = self._checked
+        self._checked = ("", None)
+        return found if found is not None and name == chosen else self._tiers.checkpoint(chosen)
 
 
 def _encoded(values: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:

@@ -50,7 +50,8 @@ class Snapshot:
     ) -> None:
         self.bytes = plan.bytes
         self._arena, self._chunk_bytes = arena, chunk_bytes
-        self._ring_bytes = min(arena.bytes, max(arena.bytes // chunk_bytes, 1) * chunk_bytes)
+        fits = arena.bytes >= plan.bytes
+        self._ring_bytes = arena.bytes if fits else arena.bytes // chunk_bytes * chunk_bytes
         self._steady = [
             (tensor, _version(tensor))
             for write, tensor in zip(plan.writes, tensors, strict=True)

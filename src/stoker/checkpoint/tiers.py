@@ -23,6 +23,7 @@ from stoker.errors import BadCheckpointError, StokerError, StorageError
 from stoker.storage import Store, named_errors, sync_folder
 
 TRASH = ".trash-"
+FAR = "@remote"  # behind a name: the copy in the remote tier, whatever lies here
 _SILENT_S = 24 * 3600.0  # what a process on another machine has not touched for so long is taken for dead
 _NAMELESS_S = 600.0
 _YIELD_S = 0.05
@@ -43,11 +44,27 @@ class Tiers:
     def remote_names(self) -> list[str]:
         return remote_names(self.remote) if self.remote else []
 
+    def copies(self, *, said: list[str]) -> list[str]:
+        """Every checkpoint, the newest first; one that lies in both tiers is there twice, near before far.
+        Without the remote tier what is here must do, if there is something: that is added to a list."""
+        try:
+            far = self.remote_names()
+        except StorageError as error:
+            if not local_names(self.root):
+                raise  # a fresh start would be wrong: there may be something
+            said.append(f"the remote tier: {error.message}")
+            far = []
+        near = local_names(self.root)
+        names = newest_first({*near, *far})
+        return [copy for name in names for copy in ((name, f"{name}{FAR}") if name in far else (name,))]
+
     def checkpoint(self, name: str) -> Checkpoint:
         """A checkpoint from the nearest place that has it; single files may come from further away."""
         near: Folder = LocalFolder(self.root / name)
         if self.remote is None:
             return Checkpoint(near)
+        if name.endswith(FAR):
+            return Checkpoint(RemoteFolder(self.remote, name.removesuffix(FAR)))
         return Checkpoint(BothTiers(near, RemoteFolder(self.remote, name)))
 
     def whole(self, names: Iterable[str], *, skipped: list[str]) -> Iterable[Checkpoint]:

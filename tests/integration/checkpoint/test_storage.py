@@ -16,7 +16,7 @@ import torch
 
 import stoker
 from stoker.checkpoint.tiers import Tiers
-from stoker.errors import CheckpointError
+from stoker.errors import CheckpointError, StorageError
 from stoker.storage import open_store
 from stoker.world import World
 
@@ -138,9 +138,12 @@ def test_a_store_that_is_away_for_a_while_gets_the_newest_when_it_is_back(
     bucket, hidden = s3.root / "bucket", s3.root / "away"
     checkpointer = stoker.Checkpointer(tmp_path / "run", remote=remote, timeout_s=30, world=World())
     save(checkpointer, 1)
+    wait_until(lambda: checkpointer.report().drained == 1, "the first is drained")
     bucket.rename(hidden)
+    bucket.write_text("a file, into which nobody can write objects")
     save(checkpointer, 2)  # the loop does not notice
     save(checkpointer, 3)
+    bucket.unlink()
     hidden.rename(bucket)
     checkpointer.close()
     assert Tiers(root=tmp_path / "none", remote=open_store(remote)).latest().step == 3
@@ -158,6 +161,22 @@ def test_a_store_that_stays_away_is_an_error_and_the_local_ones_stay(
         checkpointer.close()
     assert "AWS_SECRET_ACCESS_KEY" in caught.value.hint
     assert Tiers(root=tmp_path / "run").latest().step == 1
+
+
+def test_a_store_that_cannot_be_read_is_no_fresh_start(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stoker.Checkpointer(tmp_path / "run", remote=remote, world=World()) as checkpointer:
+        save(checkpointer, 1)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with (
+        stoker.Checkpointer(tmp_path / "elsewhere", remote=remote, world=World()) as checkpointer,
+        pytest.raises(StorageError, match="cannot list"),
+    ):
+        checkpointer.restore(state=state(0))
+    with stoker.Checkpointer(tmp_path / "run", remote=remote, world=World()) as checkpointer:
+        restored = checkpointer.restore(state=state(0))
+    assert (restored.step, restored.skipped[0].startswith("the remote tier: cannot list")) == (1, True)
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from stoker.world import World
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from clusters import wait_until
 from s3_server import S3Server, serve
 
 pytestmark = pytest.mark.integration

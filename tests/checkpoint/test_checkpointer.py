@@ -126,6 +126,18 @@ def test_memory_is_allocated_once(open_checkpointer) -> None:
         assert checkpointer.report().host_bytes == held < 16 << 20
 
 
+def test_memory_is_ready_before_the_first_save(open_checkpointer) -> None:
+    state = {"w": torch.zeros(3_000_000)}
+    with open_checkpointer(every=3) as checkpointer:
+        checkpointer.step(1, state=state)
+        while not checkpointer.report().host_bytes:
+            pass
+        held = checkpointer.report().host_bytes
+        checkpointer.step(2, state=state)
+        assert checkpointer.step(3, state=state)
+        assert checkpointer.report().host_bytes == held >= 12_000_000
+
+
 def test_waves_hold_no_more_than_allowed(same, open_checkpointer) -> None:
     state = {f"w{at}": torch.randn(300, 700) for at in range(9)}
     state["odd"] = torch.randn(31, 77).t()  # not contiguous

@@ -11,10 +11,12 @@ Every rank of the job makes one and calls the same methods with the same names.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +74,7 @@ class Checkpointer:
         self._plan: Plan | None = None
         self._snapshot: Snapshot | None = None
         self._pending: Future[Finished] | None = None
+        self._allocating: threading.Thread | None = None
         self._failures: list[BaseException] = []
         self._checked: tuple[str, Checkpoint | None] = ("", None)
         self._report = CheckpointReport()
@@ -85,7 +88,11 @@ class Checkpointer:
         """Call after every step: saves when a save is due. Whether one was begun."""
         self._clock(step)
         self._surface()
-        return self._is_due(step) and self.save(step, **objects)
+        if self._is_due(step):
+            return self.save(step, **objects)
+        if self.options.every and self._plan is None:
+            self._prepare(objects)
+        return False
 
     def save(self, step: int, /, **objects: Any) -> bool:
         """Begin a save now. False when one is still being written and `when_busy` is "skip"."""
@@ -130,6 +137,7 @@ class Checkpointer:
         if self._board:
             self._board.close()
         self._saver = self._board = self._rounds = None
+        self._allocated()
         self._arena.close()
         self._surface()
 
@@ -218,11 +226,35 @@ class Checkpointer:
             self._rounds = Rounds(self._board, self._world, timeout_s=options.timeout_s)
         return self._saver, self._rounds
 
-    def _begin(self, saver: Saver, number: int, step: int, flat: Flat, plan: Plan) -> None:
-        tensors = plan.tensors(flat)
+    def _prepare(self, objects: Objects) -> None:
+        """Plan at the first step, and allocate while the loop goes on: touching and pinning gigabytes takes
+        seconds, which the first save need not wait for."""
+        _, rounds = self._start()
+        flat, _ = _flattened(objects)
+        plan = self._plan = agreed_plan(rounds, objects, flat)
+        pinned = any(tensor.is_cuda for tensor in plan.tensors(flat))
+
+        def allocate() -> None:
+            with suppress(StokerError, OSError):  # the save will meet it too, and say so
+                self._arena.ensure(self._room(plan), pinned=pinned)
+
+        self._allocating = threading.Thread(target=allocate, name="stoker-arena")
+        self._allocating.start()
+
+    def _room(self, plan: Plan) -> int:
+        """Host memory for a snapshot: all of it, or as much as is allowed, in whole chunks."""
         chunk, limit = self.options.chunk_bytes, self.options.max_host_bytes
         everything = -(-plan.bytes // chunk) * chunk
-        room = min(everything, max(limit // chunk, 2) * chunk) if limit else everything
+        return min(everything, max(limit // chunk, 2) * chunk) if limit else everything
+
+    def _allocated(self) -> None:
+        if self._allocating is not None:
+            self._allocating.join()
+            self._allocating = None
+
+    def _begin(self, saver: Saver, number: int, step: int, flat: Flat, plan: Plan) -> None:
+        tensors, room, chunk = plan.tensors(flat), self._room(plan), self.options.chunk_bytes
+        self._allocated()
         self._arena.ensure(room, pinned=any(tensor.is_cuda for tensor in tensors))
         snapshot = self._snapshot = Snapshot(self._arena, plan, tensors, chunk_bytes=chunk)
         save = Save(

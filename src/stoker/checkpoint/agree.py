@@ -31,12 +31,13 @@ class Rounds:
     def __init__(self, board: Board, world: World, *, timeout_s: float) -> None:
         self.board, self.world, self.timeout_s = board, world, timeout_s
         self.number = -1  # of the save
+        self.fresh = True  # no plan was made together yet
         self._others = 0
 
     def meet(self, *, changed: bool, busy: bool) -> Verdict:
         """Begin a save: rank 0 says whether, once all have come. It skips if it is busy itself; the plan is
         made anew if the state of any rank has changed its shape."""
-        self.number += 1
+        self.number, self.fresh = self.number + 1, False
         number, board = self.number, self.board
         if self.world.size == 1:
             return Verdict(go=not busy, replan=changed)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,16 +28,16 @@ from stoker.checkpoint.board import Board, SoloBoard, TcpBoard
 from stoker.checkpoint.options import CheckpointOptions
 from stoker.checkpoint.plan import Plan, signature
 from stoker.checkpoint.reader import Checkpoint
-from stoker.checkpoint.restore import Restored, load_state, restore_objects
+from stoker.checkpoint.restore import Restored, load_state, restore_newest
 from stoker.checkpoint.saved import Saved
 from stoker.checkpoint.saver import Save, Saver
 from stoker.checkpoint.saver import Saved as Finished
 from stoker.checkpoint.snapshot import Snapshot
-from stoker.checkpoint.state import Flat, Objects, flatten, random_state, set_random_state
+from stoker.checkpoint.state import Flat, Objects, flatten, random_state
 from stoker.checkpoint.storm import Advice, advise, mtbf_of
-from stoker.checkpoint.tiers import FAR, Tiers
+from stoker.checkpoint.tiers import Tiers
 from stoker.checkpoint.values import encode
-from stoker.errors import BadCheckpointError, CheckpointError, StokerError, UsageError
+from stoker.errors import CheckpointError, StokerError, UsageError
 from stoker.spans import emit
 from stoker.storage import local_path, open_store
 
@@ -76,7 +76,6 @@ class Checkpointer:
         self._pending: Future[Finished] | None = None
         self._allocating: threading.Thread | None = None
         self._failures: list[BaseException] = []
-        self._checked: tuple[str, Checkpoint | None] = ("", None)
         self._report = CheckpointReport()
         self._due_at = _FIRST_AUTO_STEP
         self._last_step: tuple[int, float] | None = None
@@ -90,7 +89,7 @@ class Checkpointer:
         self._surface()
         if self._is_due(step):
             return self.save(step, **objects)
-        if self.options.every and self._plan is None:
+        if self.options.every and (self._rounds is None or self._rounds.fresh):
             self._prepare(objects)
         return False
 
@@ -173,30 +172,9 @@ class Checkpointer:
         self._settle()
         self._finish_pending()
         _, rounds = self._start()
-        skipped: list[str] = []
-        candidates, touched = self._candidates(name, skipped), False
-        while chosen := rounds.told(lambda: next(candidates, "")):
-            saved: Saved | None = None
-            error: StokerError | None = None
-            try:
-                saved = Saved(self._opened(chosen), rank=self._world.rank)
-                extras = restore_objects(saved, objects, strict=strict)
-            except StokerError as bad:
-                error, touched = bad, True
-            failure = rounds.all_well(error)
-            if not failure and saved is not None:
-                set_random_state(saved.own)
-                extras.update(saved.extras(objects))
-                self._due_at = saved.checkpoint.step + _FIRST_AUTO_STEP
-                found = saved.checkpoint
-                return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
-            skipped.append(f"{chosen}: {failure}")
-        if name or touched:
-            raise BadCheckpointError(
-                f"no checkpoint in {self._tiers.root} could be restored: {'; '.join(skipped)}",
-                hint="the objects may hold parts of a damaged one: start again with new ones",
-            )
-        return Restored(skipped=tuple(skipped))
+        restored = restore_newest(self._tiers, rounds, objects, name=name, strict=strict)
+        self._due_at = restored.step + _FIRST_AUTO_STEP
+        return restored
 
     def load(self, *, name: str = "", keys: Sequence[str] = ("",)) -> dict[str, Any]:
         """The saved state itself, in new tensors on the CPU; only what begins with one of `keys`."""
@@ -231,6 +209,7 @@ class Checkpointer:
         seconds, which the first save need not wait for."""
         _, rounds = self._start()
         flat, _ = _flattened(objects)
+        rounds.fresh = False
         plan = self._plan = agreed_plan(rounds, objects, flat)
         pinned = any(tensor.is_cuda for tensor in plan.tensors(flat))
 
@@ -347,22 +326,6 @@ class Checkpointer:
         ended = time.monotonic()
         emit("checkpoint", start=started, end=ended, step=step)
         self._report = replace(self._report, stall_s=ended - started)
-
-    def _candidates(self, name: str, skipped: list[str]) -> Iterator[str]:
-        """The copies that are whole, the best first; only rank 0 looks."""
-        copies = self._tiers.copies(said=skipped)
-        for chosen in copies:
-            if name and chosen.removesuffix(FAR) != name:
-                continue
-            for found in self._tiers.whole([chosen], skipped=skipped):
-                self._checked = (chosen, found)
-                yield chosen
-
-    def _opened(self, chosen: str) -> Checkpoint:
-        """The checkpoint that was chosen; rank 0 has read its descriptions already, when it checked it."""
-        name, found = self._checked
-        self._checked = ("", None)
-        return found if found is not None and name == chosen else self._tiers.checkpoint(chosen)
 
 
 def _encoded(values: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from stoker.checkpoint.agree import Rounds
 from stoker.checkpoint.layout import Box, Path, path_name
+from stoker.checkpoint.reader import Checkpoint
 from stoker.checkpoint.saved import Saved, new_tensor, read_tensors, torch_dtype
 from stoker.checkpoint.state import (
     DTensor,
@@ -24,9 +26,11 @@ from stoker.checkpoint.state import (
     optimizer_keys,
     parameter_names,
     plain_name,
+    set_random_state,
 )
+from stoker.checkpoint.tiers import FAR, Tiers
 from stoker.checkpoint.values import decode
-from stoker.errors import UsageError
+from stoker.errors import BadCheckpointError, StokerError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +45,61 @@ class Restored:
     @property
     def fresh(self) -> bool:
         return not self.name
+
+
+def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str, strict: bool) -> Restored:
+    """Bring objects back to the newest checkpoint that all ranks can read, or to the one of this name; a
+    fresh start when there is none at all."""
+    skipped: list[str] = []
+    candidates, touched = _Candidates(tiers, name, skipped), False
+    while chosen := rounds.told(candidates.next):
+        saved: Saved | None = None
+        error: StokerError | None = None
+        try:
+            saved = Saved(candidates.opened(chosen), rank=rounds.world.rank)
+            extras = restore_objects(saved, objects, strict=strict)
+        except StokerError as bad:
+            error, touched = bad, True
+        failure = rounds.all_well(error)
+        if not failure and saved is not None:
+            set_random_state(saved.own)
+            extras.update(saved.extras(objects))
+            found = saved.checkpoint
+            return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
+        skipped.append(f"{chosen}: {failure}")
+    if name or touched:
+        raise BadCheckpointError(
+            f"no checkpoint in {tiers.root} could be restored: {'; '.join(skipped) or 'there is none'}",
+            hint="the objects may hold parts of a damaged one: start again with new ones",
+        )
+    return Restored(skipped=tuple(skipped))
+
+
+class _Candidates:
+    """The copies that are whole, the best first. Only rank 0 looks for them; the others open what it says."""
+
+    def __init__(self, tiers: Tiers, name: str, skipped: list[str]) -> None:
+        self._tiers, self._name, self._skipped = tiers, name, skipped
+        self._left: list[str] | None = None
+        self._last: tuple[str, Checkpoint | None] = ("", None)
+
+    def next(self) -> str:
+        """The next one, or nothing."""
+        if self._left is None:
+            copies = self._tiers.copies(said=self._skipped)
+            self._left = [one for one in copies if self._name in ("", one.removesuffix(FAR))]
+        while self._left:
+            chosen = self._left.pop(0)
+            for found in self._tiers.whole([chosen], skipped=self._skipped):
+                self._last = (chosen, found)
+                return chosen
+        return ""
+
+    def opened(self, chosen: str) -> Checkpoint:
+        """What was chosen; rank 0 has read its descriptions already, when it checked it."""
+        name, found = self._last
+        self._last = ("", None)
+        return found if found is not None and name == chosen else self._tiers.checkpoint(chosen)
 
 
 def restore_objects(saved: Saved, objects: Objects, *, strict: bool) -> dict[str, Any]:

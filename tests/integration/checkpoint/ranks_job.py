@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
 from forked import run_ranks
+from s3_server import free_ports
 
 from stoker.checkpoint.checkpointer import Checkpointer
 from stoker.checkpoint.storm import Limits
@@ -35,14 +37,14 @@ def two_nodes(folder: Path, world: World) -> Any:
     """Each node has a disk of its own; the remote tier is all they share."""
     world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
     root = folder / f"node-{world.rank}"
-    options = {"remote": str(folder / "remote"), "board": f"127.0.0.1:{PORT}", "world": world}
+    options = {"remote": str(folder / "remote"), "board": f"127.0.0.1:{PORTS[0]}", "world": world}
     with Checkpointer(root, keep=2, timeout_s=20, chunk_bytes=4096, **options) as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(step, state=state(step))
             checkpointer.wait()
     files = sorted(path.name for path in (root / names(root)[-1]).iterdir())
     back = state(0)
-    options["board"] = f"127.0.0.1:{PORT + 1}"
+    options["board"] = f"127.0.0.1:{PORTS[1]}"
     with Checkpointer(root, timeout_s=20, **options) as checkpointer:
         restored = checkpointer.restore(state=back)
     return {
@@ -55,7 +57,7 @@ def two_nodes(folder: Path, world: World) -> Any:
 
 
 def a_rank_dies(folder: Path, world: World) -> Any:
-    checkpointer = Checkpointer(folder / "run", timeout_s=2, chunk_bytes=4096, world=world)
+    checkpointer = Checkpointer(folder / "run", timeout_s=6, chunk_bytes=4096, world=world)
     checkpointer.save(1, state=state(1))
     checkpointer.wait()
     if world.rank == 1:
@@ -159,9 +161,7 @@ def main() -> None:
         print("SCENE", json.dumps({"scene": scene, "codes": codes, "ranks": ranks}), flush=True)
 
 
-with socket.socket() as probe:  # chosen before the forks: every rank must know it
-    probe.bind(("127.0.0.1", 0))
-    PORT = min(probe.getsockname()[1], 60_000)
+PORTS = free_ports(2)  # chosen before the forks: every rank must know them
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ ROOT = Path(stoker.__file__).parent
 LAYERS = {
     "words": ("errors", "mixing", "world", "formats", "storage", "manifest", "spans", "findings"),
     "parts": ("sources", "launch", "leases", "wire", "ordering", "reading"),
-    "path": ("prepare", "stage", "load"),
+    "path": ("prepare", "stage", "load", "checkpoint"),
     "edge": ("feeder", "cli"),
 }
 MAY_IMPORT = {

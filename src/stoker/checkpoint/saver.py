@@ -1,0 +1,223 @@
+"""The background half of a save: write this rank's part, commit with the others, drain.
+
+One thread writes, one drains; both end with `close`. How a save ended is known from its future, on every
+rank alike: rank 0 tells the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stoker.checkpoint.board import Board, checked, error_note
+from stoker.checkpoint.commit import (
+    Saving,
+    begin,
+    commit,
+    discard,
+    join,
+    make_manifest,
+    put_part,
+)
+from stoker.checkpoint.drain import Drain
+from stoker.checkpoint.layout import Part, Piece, part_name, sequence_of
+from stoker.checkpoint.options import CheckpointOptions
+from stoker.checkpoint.storm import start_delay_s, waits_for
+from stoker.checkpoint.tiers import Tiers, collect, local_names, retain
+from stoker.checkpoint.writer import Pace, Source, write_part
+from stoker.errors import CheckpointError, StokerError
+from stoker.spans import span
+from stoker.storage import named_errors
+
+
+class Copy(Source, Protocol):
+    """A source whose copy may fail, or be told that the save has."""
+
+    def abort(self, error: BaseException) -> None: ...
+    def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Save:
+    """One save, as the loop's thread hands it over."""
+
+    number: int
+    step: int
+    snapshot: Copy
+    pieces: tuple[Piece, ...]
+    values: tuple[tuple[Any, Any], ...]
+    own: tuple[tuple[Any, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """How a save went: its name, its bytes on this rank, and the seconds until it was durable."""
+
+    name: str
+    step: int
+    bytes: int
+    write_s: float
+
+
+class Saver:
+    """Saves in the background, one at a time."""
+
+    def __init__(self, tiers: Tiers, board: Board, options: CheckpointOptions) -> None:
+        self._tiers, self._board, self._options = tiers, board, options
+        self._world = options.world
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="stoker-checkpoint")
+        self._drain = Drain(tiers, board, options) if tiers.remote is not None else None
+        self._sequence = 0
+        self._pace = Pace(options.limits.write_bytes_per_s)
+
+    @property
+    def drain(self) -> Drain | None:
+        return self._drain
+
+    def submit(self, save: Save) -> Future[Saved]:
+        return self._writing.submit(self._run, save)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Tell the others that this rank will bring no part to a save."""
+        self._board.post(f"part/{number}/{self._world.rank}", error_note(error))
+
+    def close(self) -> None:
+        self._writing.shutdown(wait=True)
+        if self._drain:
+            self._drain.close()
+
+    def _run(self, save: Save) -> Saved:
+        started = time.monotonic()
+        saving, shared = self._begin(save)
+        try:
+            with span("checkpoint write", step=save.step, bytes=save.snapshot.bytes):
+                text = self._write(save, saving)
+            self._board.post(f"part/{save.number}/{self._world.rank}", b"+" + text)
+        except BaseException as error:
+            save.snapshot.abort(error)
+            self.fail(save.number, error)
+        self._end(save, saving, shared=shared)
+        seconds = time.monotonic() - started
+        return Saved(name=saving.name, step=save.step, bytes=save.snapshot.bytes, write_s=seconds)
+
+    def _begin(self, save: Save) -> tuple[Saving, bool]:
+        key = f"begin/{save.number}"
+        try:
+            if self._world.rank == 0:
+                saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence())
+                self._board.post(key, b"+" + saving.to_json())
+                return saving, True
+            return join(self._tiers.root, checked(self._board.read(key, timeout_s=self._options.timeout_s)))
+        except BaseException as error:
+            save.snapshot.abort(error)
+            if self._world.rank == 0:
+                self._board.post(key, error_note(error))
+                self._board.post(f"outcome/{save.number}", error_note(error))
+            else:
+                self.fail(save.number, error)
+            raise
+
+    def _next_sequence(self) -> int:
+        if not self._sequence:
+            with named_errors("write", self._tiers.root):
+                self._tiers.root.mkdir(parents=True, exist_ok=True)
+            collect(self._tiers.root)
+            self._sequence = 1 + max((sequence_of(name) or 0 for name in self._known()), default=0)
+        else:
+            self._sequence += 1
+        return self._sequence
+
+    def _known(self) -> list[str]:
+        try:
+            return self._tiers.names()
+        except StokerError:  # the remote tier is away: it will be asked again when something is drained
+            return local_names(self._tiers.root)
+
+    def _write(self, save: Save, saving: Saving) -> bytes:
+        self._wait_for_turn(save.number)
+        try:
+            path = saving.folder(self._tiers.root) / part_name(self._world.rank, "bin")
+            chunk_bytes = self._options.chunk_bytes
+            chunks = write_part(path, save.snapshot, chunk_bytes=chunk_bytes, pace=self._pace)
+            save.snapshot.finish()
+        finally:
+            self._board.post(f"written/{save.number}/{self._world.rank}", b"")
+        part = Part(
+            rank=self._world.rank,
+            save=saving.save,
+            bytes=save.snapshot.bytes,
+            chunk_bytes=chunk_bytes,
+            chunks=chunks,
+            pieces=save.pieces,
+            values=save.values,
+            own=save.own,
+        )
+        return put_part(self._tiers.root, saving, part)
+
+    def _wait_for_turn(self, number: int) -> None:
+        limits = self._options.limits
+        time.sleep(start_delay_s(self._world, limits))
+        for rank in waits_for(self._world, limits):
+            self._board.read(f"written/{number}/{rank}", timeout_s=self._options.timeout_s)
+
+    def _end(self, save: Save, saving: Saving, *, shared: bool) -> None:
+        """Commit, or learn that rank 0 did; a save that failed anywhere has failed everywhere."""
+        key, leads_here = f"outcome/{save.number}", not shared and self._world.local_rank == 0
+        try:
+            if self._world.rank == 0:
+                self._commit(save, saving)
+            else:
+                manifest = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
+                if leads_here:
+                    commit(self._tiers.root, saving, manifest, self._texts(save.number))
+        except BaseException:
+            discard(self._tiers.root, saving, rank=self._world.rank)
+            raise
+        if self._drain:
+            self._drain.committed(saving.name, leads_here=leads_here)
+        if self._world.rank == 0 or leads_here:
+            self._tidy(save.number)
+
+    def _commit(self, save: Save, saving: Saving) -> None:
+        key = f"outcome/{save.number}"
+        try:
+            texts = self._texts(save.number)
+            manifest = make_manifest(saving, texts).to_json()
+            with span("checkpoint commit", step=save.step):
+                commit(self._tiers.root, saving, manifest, texts)
+        except BaseException as error:
+            self._board.post(key, error_note(error))
+            raise
+        self._board.post(key, b"+" + manifest)
+
+    def _texts(self, number: int) -> list[bytes]:
+        """Every rank's description; which ranks are missing is said with the first failure."""
+        deadline = time.monotonic() + self._options.timeout_s
+        texts, faults = [], []
+        for rank in range(self._world.size):
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                texts.append(checked(self._board.read(f"part/{number}/{rank}", timeout_s=left)))
+            except StokerError as error:
+                faults.append((rank, error))
+        if faults:
+            rank, first = faults[0]
+            others = f" (and ranks {[one for one, _ in faults[1:]]})" if faults[1:] else ""
+            raise CheckpointError(f"rank {rank} brought no part{others}: {first.message}", hint=first.hint)
+        return texts
+
+    def _tidy(self, number: int) -> None:
+        """What nobody reads any more: notes of the save before, checkpoints that newer ones stand in for."""
+        if self._world.rank == 0:
+            self._board.forget(_notes_of(number - 2, self._world.size))
+        if not self._drain:
+            retain(self._tiers, keep=self._options.keep)
+
+
+def _notes_of(number: int, size: int) -> Iterable[str]:
+    yield from (f"{kind}/{number}" for kind in ("begin", "outcome", "verdict", "ready", "changed"))
+    for rank in range(size):
+        yield from (f"{kind}/{number}/{rank}" for kind in ("part", "written", "boxes", "dealt"))

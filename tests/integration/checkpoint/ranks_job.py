@@ -1,0 +1,148 @@
+"""Scenes with several ranks: nodes without a shared folder, a rank that dies or fails, a slow writer.
+
+ranks_job.py FOLDER SCENE     prints what every rank saw
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked import run_ranks
+
+from stoker.checkpoint.checkpointer import Checkpointer
+from stoker.checkpoint.storm import Limits
+from stoker.errors import StokerError
+from stoker.world import World
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {f"w{at}": torch.full((3000,), value) for at in range(4)}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("0"))
+
+
+def two_nodes(folder: Path, world: World) -> Any:
+    """Each node has a disk of its own; the remote tier is all they share."""
+    world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
+    root = folder / f"node-{world.rank}"
+    options = {"remote": str(folder / "remote"), "board": f"127.0.0.1:{PORT}", "world": world}
+    with Checkpointer(root, keep=2, timeout_s=20, chunk_bytes=4096, **options) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state=state(step))
+            checkpointer.wait()
+    files = sorted(path.name for path in (root / names(root)[-1]).iterdir())
+    back = state(0)
+    options["board"] = f"127.0.0.1:{PORT + 1}"
+    with Checkpointer(root, timeout_s=20, **options) as checkpointer:
+        restored = checkpointer.restore(state=back)
+    return {
+        "files": files,
+        "kept": len(names(root)),
+        "step": restored.step,
+        "equal": all(bool((one == 3).all()) for one in back.values()),
+        "remote": len(names(folder / "remote")),
+    }
+
+
+def a_rank_dies(folder: Path, world: World) -> Any:
+    checkpointer = Checkpointer(folder / "run", timeout_s=2, chunk_bytes=4096, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    if world.rank == 1:
+        checkpointer.save(2, state=state(2), wait={"for": "ever"})
+        os.kill(os.getpid(), signal.SIGKILL)
+    limits = Limits(write_bytes_per_s=20_000)  # rank 0 is still writing when the other is gone
+    checkpointer._saver._pace._rate = limits.write_bytes_per_s
+    checkpointer.save(2, state=state(2), wait={"for": "ever"})
+    said = ""
+    try:
+        checkpointer.wait()
+    except StokerError as error:
+        said = error.message
+    back = state(0)
+    with Checkpointer(folder / "run", world=World()) as alone:
+        step = alone.restore(state=back).step
+    left = [path.name for path in (folder / "run").iterdir() if path.name.startswith(".saving")]
+    return {"said": said, "step": step, "w": float(back["w0"][0]), "left": left}
+
+
+def a_rank_fails(folder: Path, world: World) -> Any:
+    checkpointer = Checkpointer(folder / "run", timeout_s=20, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    said = []
+    try:
+        bad = {"extra": object()} if world.rank == 1 else {"extra": 1}
+        checkpointer.save(2, state=state(2), **bad)
+        checkpointer.wait()
+    except StokerError as error:
+        said.append(error.message)
+    checkpointer.save(3, state=state(3))  # and all go on together
+    checkpointer.wait()
+    step = checkpointer.latest().step
+    checkpointer.close()
+    return {"said": said, "step": step}
+
+
+def skips(folder: Path, world: World) -> Any:
+    """Only rank 0 is slow, and all ranks skip alike."""
+    slow = Limits(write_bytes_per_s=100_000 if world.rank == 0 else 0)
+    checkpointer = Checkpointer(
+        folder / "run", every=1, when_busy="skip", timeout_s=20, chunk_bytes=4096, limits=slow, world=world
+    )
+    begun = [checkpointer.step(step, state=state(step)) for step in range(1, 4)]
+    checkpointer.wait()
+    begun.append(checkpointer.step(4, state=state(4)))
+    checkpointer.close()
+    return {"begun": begun, "skipped": checkpointer.report().skipped}
+
+
+def turns(folder: Path, world: World) -> Any:
+    """One writer at a time, in the whole job and on a node."""
+    limits = Limits(node_writers=1, job_writers=1, stagger_s=0.01)
+    with Checkpointer(folder / "run", timeout_s=20, limits=limits, world=world) as checkpointer:
+        checkpointer.save(1, state=state(1))
+    parts = sorted((folder / "run").glob("0*/part-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+    return {"order": [path.name for path in parts]}
+
+
+SCENES = {
+    "two_nodes": (2, two_nodes),
+    "a_rank_dies": (2, a_rank_dies),
+    "a_rank_fails": (2, a_rank_fails),
+    "skips": (3, skips),
+    "turns": (4, turns),
+}
+
+
+def main() -> None:
+    for scene in sys.argv[2:]:
+        folder = Path(sys.argv[1]) / scene
+        folder.mkdir(parents=True)
+        size, work = SCENES[scene]
+
+        def act(world: World, folder: Path = folder, work: Any = work) -> None:
+            report = work(folder, world)
+            (folder / f"rank-{world.rank}.json").write_text(json.dumps(report))
+
+        codes = run_ranks(size, act)
+        ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        print("SCENE", json.dumps({"scene": scene, "codes": codes, "ranks": ranks}), flush=True)
+
+
+with socket.socket() as probe:  # chosen before the forks: every rank must know it
+    probe.bind(("127.0.0.1", 0))
+    PORT = min(probe.getsockname()[1], 60_000)
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,8 @@ import pytest
 import xxhash
 from web_server import WebServer, serve_folder, write_noise
 
+from stoker.stage.part import entries
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -146,9 +148,10 @@ def run_again(web: WebServer, cache: Path, run_stoker: Any) -> Any:
 def holders(cache: Path) -> set[int]:
     """Processes that are fetching now, as their leases say."""
     found = set()
-    for path in (cache / ".stoker" / "leases").glob("*/*.json"):
-        with suppress(OSError, ValueError):
-            found.add(json.loads(path.read_bytes())["pid"])
+    for path in entries(cache / ".stoker" / "leases"):
+        for record in entries(path):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found.add(json.loads(record.read_bytes())["pid"])
     return found
 
 

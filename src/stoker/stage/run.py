@@ -16,7 +16,9 @@ from stoker.stage.plan import Unit, hub_cache_folder, in_order
 from stoker.storage import new_file
 from stoker.wire.hub import parse_hub
 
-_AT_ONCE = 4  # units; the wire has several connections for each
+# Units. With as many files as connections each lands in order and is hashed as it does: on the small machine,
+# which others used too, 16 x 128 MiB took 1.9 s to tmpfs and 2.4 s to a disk; 4 at once took 2.3 s and 3.3 s.
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,9 +31,9 @@ from stoker.checkpoint.saved import Saved
 from stoker.checkpoint.saver import Save, Saver
 from stoker.checkpoint.saver import Saved as Finished
 from stoker.checkpoint.snapshot import Snapshot
-from stoker.checkpoint.state import Flat, flatten, random_state, set_random_state
+from stoker.checkpoint.state import Flat, Objects, flatten, random_state, set_random_state
 from stoker.checkpoint.storm import Advice, advise, mtbf_of
-from stoker.checkpoint.tiers import Tiers
+from stoker.checkpoint.tiers import FAR, Tiers
 from stoker.checkpoint.values import encode
 from stoker.errors import BadCheckpointError, CheckpointError, StokerError, UsageError
 from stoker.spans import emit
@@ -92,22 +92,24 @@ class Checkpointer:
         started = time.monotonic()
         saver, rounds = self._start()
         self._settle()
-        flat = flatten(objects)
-        plan = self._plan
-        changed = plan is None or signature(flat) != plan.signature
         if self.options.when_busy == "wait":
             self._finish_pending()
+        flat, broken = _flattened(objects)
+        changed = self._plan is None or signature(flat) != self._plan.signature
         verdict = rounds.meet(changed=changed, busy=self._pending is not None and not self._pending.done())
         if not verdict.go:
             self._report = replace(self._report, skipped=self._report.skipped + 1)
             return False
         self._finish_pending()
         try:
-            if verdict.replan or plan is None:
-                plan = self._plan = agreed_plan(rounds, objects, flat)
-            self._begin(saver, rounds.number, step, flat, plan)
+            if broken:
+                raise broken
+            if verdict.replan or self._plan is None:
+                self._plan = agreed_plan(rounds, objects, flat)
+            self._begin(saver, rounds.number, step, flat, self._plan)
         except BaseException as error:
-            saver.fail(rounds.number, error)
+            self._plan = None
+            saver.give_up(rounds.number, error)
             raise
         self._note_stall(started, step)
         return True
@@ -164,9 +166,8 @@ class Checkpointer:
         self._finish_pending()
         _, rounds = self._start()
         skipped: list[str] = []
-        candidates = self._candidates(name, skipped) if self._world.rank == 0 else []
-        touched = False
-        while chosen := rounds.told(lambda: self._next_whole(candidates, skipped)):
+        candidates, touched = self._candidates(name, skipped), False
+        while chosen := rounds.told(lambda: next(candidates, "")):
             saved: Saved | None = None
             error: StokerError | None = None
             try:
@@ -315,19 +316,15 @@ class Checkpointer:
         emit("checkpoint", start=started, end=ended, step=step)
         self._report = replace(self._report, stall_s=ended - started)
 
-    def _candidates(self, name: str, skipped: list[str]) -> list[str]:
+    def _candidates(self, name: str, skipped: list[str]) -> Iterator[str]:
+        """The copies that are whole, the best first; only rank 0 looks."""
         copies = self._tiers.copies(said=skipped)
-        return [copy for copy in copies if copy.partition("@")[0] == name] if name else copies
-
-    def _next_whole(self, candidates: list[str], skipped: list[str]) -> str:
-        """The next candidate that is whole, or nothing."""
-        while candidates:
-            chosen = candidates.pop(0)
-            found = next(iter(self._tiers.whole([chosen], skipped=skipped)), None)
-            if found is not None:
+        for chosen in copies:
+            if name and chosen.removesuffix(FAR) != name:
+                continue
+            for found in self._tiers.whole([chosen], skipped=skipped):
                 self._checked = (chosen, found)
-                return chosen
-        return ""
+                yield chosen
 
     def _opened(self, chosen: str) -> Checkpoint:
         """The checkpoint that was chosen; rank 0 has read its descriptions already, when it checked it."""
@@ -338,3 +335,11 @@ class Checkpointer:
 
 def _encoded(values: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
     return tuple((path, encode(value, name=".".join(map(str, path)))) for path, value in values.items())
+
+
+def _flattened(objects: Objects) -> tuple[Flat, StokerError | None]:
+    """What is to be saved; or why it cannot be, to be raised once the other ranks can be told."""
+    try:
+        return flatten(objects), None
+    except StokerError as error:
+        return Flat(), error

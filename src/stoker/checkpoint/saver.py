@@ -84,6 +84,13 @@ class Saver:
         """Tell the others that this rank will bring no part to a save."""
         self._board.post(f"part/{number}/{self._world.rank}", error_note(error))
 
+    def give_up(self, number: int, error: BaseException) -> None:
+        """The same for a save that was never submitted: where rank 0 does not begin it nobody can."""
+        self.fail(number, error)
+        if self._world.rank == 0:
+            for kind in ("begin", "outcome"):
+                self._board.post(f"{kind}/{number}", error_note(error))
+
     def close(self) -> None:
         self._writing.shutdown(wait=True)
         if self._drain:
@@ -92,14 +99,21 @@ class Saver:
     def _run(self, save: Save) -> Saved:
         started = time.monotonic()
         saving, shared = self._begin(save)
+        mine: BaseException | None = None
         try:
             with span("checkpoint write", step=save.step, bytes=save.snapshot.bytes):
                 text = self._write(save, saving)
             self._board.post(f"part/{save.number}/{self._world.rank}", b"+" + text)
         except BaseException as error:
+            mine = error
             save.snapshot.abort(error)
             self.fail(save.number, error)
-        self._end(save, saving, shared=shared)
+        try:
+            self._end(save, saving, shared=shared)
+        except CheckpointError:
+            if mine is not None:  # this rank knows better than what came back from rank 0
+                raise mine from None
+            raise
         seconds = time.monotonic() - started
         return Saved(name=saving.name, step=save.step, bytes=save.snapshot.bytes, write_s=seconds)
 
@@ -113,11 +127,7 @@ class Saver:
             return join(self._tiers.root, checked(self._board.read(key, timeout_s=self._options.timeout_s)))
         except BaseException as error:
             save.snapshot.abort(error)
-            if self._world.rank == 0:
-                self._board.post(key, error_note(error))
-                self._board.post(f"outcome/{save.number}", error_note(error))
-            else:
-                self.fail(save.number, error)
+            self.give_up(save.number, error)
             raise
 
     def _next_sequence(self) -> int:
@@ -137,8 +147,8 @@ class Saver:
             return local_names(self._tiers.root)
 
     def _write(self, save: Save, saving: Saving) -> bytes:
-        self._wait_for_turn(save.number)
         try:
+            self._wait_for_turn(save.number)
             path = saving.folder(self._tiers.root) / part_name(self._world.rank, "bin")
             chunk_bytes = self._options.chunk_bytes
             chunks = write_part(path, save.snapshot, chunk_bytes=chunk_bytes, pace=self._pace)
@@ -179,7 +189,7 @@ class Saver:
         if self._drain:
             self._drain.committed(saving.name, leads_here=leads_here)
         if self._world.rank == 0 or leads_here:
-            self._tidy(save.number)
+            self._writing.submit(self._tidy, save.number)  # after this save, which is durable already
 
     def _commit(self, save: Save, saving: Saving) -> None:
         key = f"outcome/{save.number}"

@@ -102,7 +102,7 @@ def simulate(fleet: Fleet, limits: Limits) -> Storm:
     cap = min(fleet.writer_bytes_per_s, limits.write_bytes_per_s or math.inf)
     now = served = took = lost = 0.0
     most, least, begun = 0, 1.0, 0
-    active: list[tuple[float, float]] = []  # (bytes served to everyone when this one is done, its start)
+    active: list[tuple[float, float]] = []  # (bytes served to each by the time this one is done, its start)
     while begun < fleet.writers or active:
         while begun < fleet.writers and starts[begun] <= now and _may_begin(len(active), limits):
             heapq.heappush(active, (served + fleet.bytes_each, now))
@@ -114,11 +114,10 @@ def simulate(fleet: Fleet, limits: Limits) -> Storm:
         passed = min(until_done, until_start)
         most, least = max(most, len(active)), min(least, share)
         lost += passed * (1 - share) * fleet.read_bytes_per_s
-        now, served = now + passed, served + passed * rate
-        while active and (active[0][0] <= served * (1 + 1e-12) or until_done <= until_start):
-            done, start = heapq.heappop(active)
-            took += now - start
-            until_done = math.inf if not active or active[0][0] > done * (1 + 1e-12) else until_done
+        now += passed
+        served = active[0][0] if until_done <= until_start else served + passed * rate
+        while active and active[0][0] <= served:
+            took += now - heapq.heappop(active)[1]
     return Storm(
         seconds=now,
         mean_writer_s=took / fleet.writers,

@@ -187,9 +187,10 @@ def retain(tiers: Tiers, *, keep: int) -> list[str]:
         return []
     safe = None
     if tiers.remote is not None:
-        far = [one for one in tiers.remote_names() if _is_whole(RemoteFolder(tiers.remote, one))]
-        safe = set(far)
-        for name in expired(far, keep=keep):
+        far = tiers.remote_names()
+        newest = next((one for one in far if _is_whole(RemoteFolder(tiers.remote, one))), "")
+        safe = {newest}
+        for name in expired(far, keep=keep, safe=safe):
             remove_remote(tiers.remote, name)
     near = [one for one in local_names(tiers.root) if _is_whole(LocalFolder(tiers.root / one), parts=False)]
     gone = expired(near, keep=keep, safe=safe)

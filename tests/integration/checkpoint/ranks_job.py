@@ -76,13 +76,13 @@ def a_rank_dies(folder: Path, world: World) -> Any:
     return {"said": said, "step": step, "w": float(back["w0"][0]), "left": left}
 
 
-def a_rank_fails(folder: Path, world: World) -> Any:
+def a_rank_fails(folder: Path, world: World, failing: int = 1) -> Any:
     checkpointer = Checkpointer(folder / "run", timeout_s=20, world=world)
     checkpointer.save(1, state=state(1))
     checkpointer.wait()
     said = []
     try:
-        bad = {"extra": object()} if world.rank == 1 else {"extra": 1}
+        bad = {"extra": object()} if world.rank == failing else {"extra": 1}
         checkpointer.save(2, state=state(2), **bad)
         checkpointer.wait()
     except StokerError as error:
@@ -92,6 +92,23 @@ def a_rank_fails(folder: Path, world: World) -> Any:
     step = checkpointer.latest().step
     checkpointer.close()
     return {"said": said, "step": step}
+
+
+def the_first_rank_fails(folder: Path, world: World) -> Any:
+    return a_rank_fails(folder, world, failing=0)
+
+
+def a_restore_fails(folder: Path, world: World) -> Any:
+    """One rank's model is another than the one that was saved: no rank may go on."""
+    checkpointer = Checkpointer(folder / "run", timeout_s=20, world=world)
+    checkpointer.save(1, model=torch.nn.Linear(3, 3))
+    said = ""
+    try:
+        checkpointer.restore(model=torch.nn.Linear(3, 3 + world.rank))
+    except StokerError as error:
+        said = error.message
+    checkpointer.close()
+    return {"said": said}
 
 
 def skips(folder: Path, world: World) -> Any:
@@ -120,6 +137,8 @@ SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
     "a_rank_fails": (2, a_rank_fails),
+    "the_first_rank_fails": (2, the_first_rank_fails),
+    "a_restore_fails": (2, a_restore_fails),
     "skips": (3, skips),
     "turns": (4, turns),
 }

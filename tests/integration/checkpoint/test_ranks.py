@@ -75,7 +75,8 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 
 @pytest.fixture(scope="module")
 def scenes(run_job: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = ["two_nodes", "a_rank_dies", "a_rank_fails", "skips", "turns"]
+    names = ["two_nodes", "a_rank_dies", "a_rank_fails", "the_first_rank_fails", "a_restore_fails"]
+    names += ["skips", "turns"]
     said = run_job("ranks_job.py", tmp_path_factory.mktemp("scenes"), *names)
     found = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("SCENE ")]
     return {scene["scene"]: scene["ranks"] for scene in found}
@@ -99,6 +100,17 @@ def test_a_failure_on_one_rank_surfaces_on_all(scenes: dict[str, Any]) -> None:
     assert "rank 1 brought no part: extra is a builtins.object" in first["said"][0]
     assert second["said"] == ["extra is a builtins.object, which a checkpoint cannot hold"]
     assert first["step"] == second["step"] == 3
+
+
+def test_a_failure_on_the_first_rank_surfaces_on_all(scenes: dict[str, Any]) -> None:
+    first, second = scenes["the_first_rank_fails"]
+    assert first["said"] == ["extra is a builtins.object, which a checkpoint cannot hold"]
+    assert "extra is a builtins.object" in second["said"][0]
+    assert first["step"] == second["step"] == 3
+
+
+def test_a_restore_that_fails_on_one_rank_fails_on_all(scenes: dict[str, Any]) -> None:
+    assert all("model.weight is (4, 3) here" in report["said"] for report in scenes["a_restore_fails"])
 
 
 def test_ranks_skip_alike(scenes: dict[str, Any]) -> None:

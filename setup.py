@@ -1,4 +1,4 @@
-"""The one optional C module: without a compiler stoker installs all the same and uses its Python twin."""
+"""The optional C modules: without a compiler stoker installs all the same and uses their Python twins."""
 
 from setuptools import Extension, setup
 
@@ -9,6 +9,13 @@ setup(
             ["src/stoker/sources/jsonl.c"],
             extra_compile_args=["-O3"],
             optional=True,
-        )
+        ),
+        Extension(
+            "stoker.load._pump",
+            ["src/stoker/load/pump.c"],
+            libraries=["dl"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ]
 )

@@ -197,7 +197,8 @@ def dcp_runs(job: Job, folder: Path, *, saves: int, background: bool) -> dict:
     runs = []
     for number in range(saves + 1):
         path = folder / f"dcp-{background}-{number}"
-        state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
+        # plain dictionaries: the stager of torch 2.11 copies no others
+        state = plain({"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()})
         synchronize(job.device)
         began = time.perf_counter()
         answer = dcp.async_save(state, checkpoint_id=path, async_stager=stager)
@@ -224,6 +225,12 @@ def dcp_runs(job: Job, folder: Path, *, saves: int, background: bool) -> dict:
         shutil.rmtree(path)
     stager.close()
     return summed(runs)
+
+
+def plain(state):
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    return [plain(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
 def summed(runs: list[dict]) -> dict:

@@ -310,7 +310,7 @@ def read_ceiling(path: Path) -> float:
     """GB/s of O_DIRECT reads of 4 MiB by two threads: what the disk can do."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from stoker.load.engines import Direct, page_aligned
+    from stoker.reading.engines import Direct, page_aligned
 
     engine, step = Direct(), 4 << 20
     files = sorted(path.glob("*.bin"))

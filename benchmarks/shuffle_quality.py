@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.load.order import Order
+from stoker.load.build import STRETCH_BYTES
+from stoker.ordering.order import Order
 
 SAMPLES, SHARDS, BATCH, SAMPLE_BYTES = 400_000, 20, 8, 4096
 RESULTS = Path(__file__).parent / "results"
@@ -43,11 +44,12 @@ def main() -> None:
         ("blocks", 128, 1),
         ("off", 128, 1),
     ):
-        order = Order(samples=SAMPLES, chunk=chunk, window=window, shuffle=shuffle, seed=1)
+        stretch = STRETCH_BYTES // (chunk * SAMPLE_BYTES)
+        order = Order(samples=SAMPLES, chunk=chunk, window=window, stretch=stretch, shuffle=shuffle, seed=1)
         held = order.lanes * window * chunk * SAMPLE_BYTES if shuffle != "off" else chunk * SAMPLE_BYTES
         name = f"{shuffle}, chunks of {chunk * SAMPLE_BYTES >> 10} KiB, window {window}"
         found[name] = {
-            **quality(order.draw(np.arange(SAMPLES), epoch=0).sample),
+            **quality(order.draw(range(SAMPLES), epoch=0).sample),
             "held_mib": held / (1 << 20),
         }
     RESULTS.mkdir(exist_ok=True)

@@ -35,7 +35,30 @@ def prepare() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"prepare": prepare}
+def stage() -> str:
+    """Rates of whole processes, medians, to memory and to a synced disk; CPU and memory beside them."""
+    report = json.loads((RESULTS / "stage.json").read_text())
+    sizes = {"sixteen": ("16 x 128 MiB", 2048), "one": ("1 x 2 GiB", 2048), "small": ("4,000 x 64 KiB", 250)}
+    rows = [
+        f"| MB/s, 2 cores, loopback | {' | '.join(_STAGERS.values())} |",
+        "|---" * (1 + len(_STAGERS)) + "|",
+    ]
+    for place, where in (("memory", "to memory"), ("disk", "to disk, synced")):
+        for case, (label, mib) in sizes.items():
+            at = [report["median"][f"{name} / {case} / {place}"] for name in _STAGERS]
+            rates = [f"{mib * report['scale'] * 1.048576 / facts['wall_s']:,.0f}" for facts in at]
+            rows.append(f"| {label} {where} | {' | '.join(rates)} |")
+    return "\n".join(rows) + "\n"
+
+
+_STAGERS = {
+    "stoker": "**stoker**, xxh3 verified",
+    "s5cmd": "s5cmd",
+    "rclone": "rclone",
+    "huggingface_hub": "huggingface_hub",
+}
+
+TABLES: dict[str, Callable[[], str]] = {"prepare": prepare, "stage": stage}
 
 
 def filled(text: str) -> str:

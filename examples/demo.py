@@ -1,8 +1,10 @@
-"""The main job on embedded defaults: raw text to shards to a training loop, the tutorial way and stoker's.
+"""The main job on embedded defaults: raw text to shards, through a cache, to a training loop; the tutorial
+way and stoker's.
 
     make demo        (or: python examples/demo.py [--megabytes 40] [--folder demo-out])
 
-Nothing is downloaded: the corpus is the text of this Python installation, the tokenizer is trained on it.
+Nothing is downloaded: the corpus is the text of this Python installation, the tokenizer is trained on it, and
+the S3 server that the shards are staged from runs here (without rclone and obstore: from the folder itself).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from pathlib import Path
 
 import corpus
+import local_s3
 import tiny_gpt
 from tiny_gpt import Steps
 
@@ -41,7 +44,9 @@ def main() -> None:
         out = fresh(options.folder / f"stoker-{name.split()[0].lower()}")
         rows.append((f"stoker, {name}", *stoker(source, tokenizer, out, flags)))
     show(rows)
-    show_steps(train_both(usual, out, steps=options.steps))
+    with local_s3.serving(out.absolute()) as url:
+        stage(url, cache := fresh(options.folder / "cache"))
+        show_steps(train_both(usual, url, cache, steps=options.steps))
     print(f"\nthe dataset is in {out}; check it with: stoker prepare verify {out}")
 
 
@@ -72,6 +77,13 @@ def stoker(source: Path, tokenizer: Path, out: Path, flags: tuple[str, ...]) -> 
     return measured(source, out, time.perf_counter() - started)
 
 
+def stage(url: str, cache: Path) -> None:
+    """What an init container would do; `stoker.feed` would do it as it goes."""
+    print(f"\nstaging {url} ...", flush=True)
+    command = [sys.executable, "-m", "stoker.cli", "stage", url, "--cache", str(cache)]
+    subprocess.run(command, check=True)
+
+
 def measured(source: Path, out: Path, seconds: float) -> tuple[float, float, float]:
     size = sum(path.stat().st_size for path in out.iterdir() if path.name != "tokenizer.json")
     return source.stat().st_size / 1e6, seconds, size / 1e6
@@ -87,7 +99,7 @@ def show(rows: list[tuple[str, float, float, float]]) -> None:
         )
 
 
-def train_both(usual: Path, prepared: Path, *, steps: int) -> dict[str, Steps]:
+def train_both(usual: Path, url: str, cache: Path, *, steps: int) -> dict[str, Steps]:
     """The same tiny GPT, fed both ways, on the GPU where there is one."""
     import torch
 
@@ -95,7 +107,7 @@ def train_both(usual: Path, prepared: Path, *, steps: int) -> dict[str, Steps]:
     print(f"\ntraining a tiny GPT for {steps} steps on {device}, fed both ways ...", flush=True)
     feeds = {
         "webdataset, 2 workers": tiny_gpt.tutorial_batches(usual),
-        "stoker.feed": tiny_gpt.stoker_batches(prepared, device),
+        "stoker.feed": tiny_gpt.stoker_batches(url, cache, device),
     }
     return {
         name: tiny_gpt.train(feed, VOCABULARY, steps=steps, device=device) for name, feed in feeds.items()

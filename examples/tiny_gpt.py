@@ -107,10 +107,10 @@ def _row(sample: dict) -> dict[str, torch.Tensor]:
     return {"input_ids": row[:-1].clamp(min=0), "labels": row[1:]}
 
 
-def stoker_batches(folder: Path, device: str) -> Iterator[dict]:
-    """The same model fed by stoker."""
+def stoker_batches(url: str, cache: Path, device: str) -> Iterator[dict]:
+    """The same model fed by stoker, through a cache."""
     import stoker
 
-    with stoker.feed(str(folder), batch_size=BATCH, seq_len=LENGTH, device=device) as feed:
+    with stoker.feed(url, cache=cache, batch_size=BATCH, seq_len=LENGTH, device=device) as feed:
         while True:
             yield from feed

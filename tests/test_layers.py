@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(stoker.__file__).parent
 
-# From the bottom up. A module of one layer may import the layers named beside it; inside `words` only
-# what stands before it in this list. A package may always import its own modules.
+# From the bottom up. A module of one layer may import the layers named beside it; inside `words` and `parts`
+# only what stands before it in this list. A package may always import its own modules.
 LAYERS = {
-    "words": ("errors", "world", "formats", "storage", "manifest", "spans", "findings"),
-    "parts": ("sources", "launch"),
-    "path": ("prepare", "load", "checkpoint"),
+    "words": ("errors", "mixing", "world", "formats", "storage", "manifest", "spans", "findings"),
+    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading"),
+    "path": ("prepare", "stage", "load", "checkpoint"),
     "edge": ("feeder", "cli"),
 }
 MAY_IMPORT = {
     "words": ("words",),
-    "parts": ("words",),
+    "parts": ("words", "parts"),
     "path": ("words", "parts"),
     "edge": ("words", "parts", "path", "edge"),
 }
@@ -91,9 +91,10 @@ def allowed(importer: str, imported: str) -> bool:
         return True  # `from stoker import __version__`, or a module of the same package
     if not here:
         return there != "cli"  # the package offers public names of any layer, each when it is first used
-    if LAYER_OF[here] == LAYER_OF[there] == "words":
-        return LAYERS["words"].index(there) < LAYERS["words"].index(here)
-    return LAYER_OF[there] in MAY_IMPORT[LAYER_OF[here]]
+    layer = LAYER_OF[here]
+    if layer in ("words", "parts") and layer == LAYER_OF[there]:
+        return LAYERS[layer].index(there) < LAYERS[layer].index(here)
+    return LAYER_OF[there] in MAY_IMPORT[layer]
 
 
 def all_imports() -> list[tuple[str, str]]:

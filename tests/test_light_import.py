@@ -32,9 +32,20 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["--version"]),
         (HELP, ["prepare", "--help"]),
         (HELP, ["prepare", "run", "--help"]),
+        (HELP, ["stage", "--help"]),
+        (HELP, ["stage", "run", "--help"]),
         (HELP, ["checkpoint", "ls", "--help"]),
     ],
-    ids=["import", "help", "version", "verb-help", "run-help", "checkpoint-help"],
+    ids=[
+        "import",
+        "help",
+        "version",
+        "verb-help",
+        "run-help",
+        "stage-help",
+        "stage-run-help",
+        "checkpoint-help",
+    ],
 )
 def test_no_heavy_package_is_loaded(
     program: str, arguments: list[str], stoker_environ: Callable[..., dict[str, str]]

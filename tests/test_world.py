@@ -52,6 +52,17 @@ def test_torchrun_inside_srun_wins() -> None:
     assert World.from_environ(environ).launcher == "torchrun"
 
 
+def test_a_run_is_told_from_others_by_what_its_launcher_sets() -> None:
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+    assert World.from_environ(torchrun).run == "TORCHELASTIC_RUN_ID=none MASTER_PORT=29500"
+    slurm = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+    assert World.from_environ(slurm).run == "SLURM_JOB_ID=77 SLURM_STEP_ID=0"
+    assert World.from_environ(torchrun | slurm).run == (
+        "TORCHELASTIC_RUN_ID=none MASTER_PORT=29500 SLURM_JOB_ID=77 SLURM_STEP_ID=0"
+    )
+    assert World.from_environ({}).run == ""
+
+
 def test_a_kubernetes_pod_is_a_node() -> None:
     found = World.from_environ({"JOB_COMPLETION_INDEX": "2", "STOKER_NODES": "4"})
     assert (found.rank, found.size, found.node, found.nodes) == (2, 4, 2, 4)

@@ -11,14 +11,18 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
+    from stoker.leases.first import first_rank
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
+    from stoker.stage.cache import Cache
+    from stoker.stage.run import fetch
     from stoker.storage import open_store
     from stoker.world import World
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cache",
     "Checkpointer",
     "Feeder",
     "Finding",
@@ -28,11 +32,14 @@ __all__ = [
     "World",
     "__version__",
     "feed",
+    "fetch",
+    "first_rank",
     "open_store",
     "read_manifest",
 ]
 
 _HOMES = {
+    "Cache": "stoker.stage.cache",
     "Checkpointer": "stoker.checkpoint.checkpointer",
     "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
@@ -41,6 +48,8 @@ _HOMES = {
     "StokerError": "stoker.errors",
     "World": "stoker.world",
     "feed": "stoker.feeder",
+    "fetch": "stoker.stage.run",
+    "first_rank": "stoker.leases.first",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
 }

@@ -9,9 +9,14 @@
     ├── BadCheckpointError    a checkpoint that is torn, mixed, foreign or damaged
     ├── CheckpointError       a save that failed; the checkpoints before it are untouched
     ├── StorageError          a file or object that cannot be reached, read or written
+    │   ├── ChangedError          a file or object that became another while it was read
+    │   ├── DeniedError           a server that does not let us read, or no longer
+    │   └── CacheFullError        what is to be staged does not fit, and what holds the space
     ├── TokenizerError        a tokenizer that cannot be found, loaded or used
     │   └── EngineMismatchError   a fast engine whose ids differ from the reference
-    └── TaskError             tasks of a plan that failed, with their logs
+    ├── TaskError             tasks of a plan that failed, with their logs
+    ├── LeaseLostError        a lease that another process has taken over
+    └── FirstRankError        the process that worked for all ranks failed
 
 A message says what happened with its values; `hint` says what to do about it.
 """
@@ -70,6 +75,18 @@ class StorageError(StokerError):
     """A file or object that cannot be reached, read or written."""
 
 
+class ChangedError(StorageError):
+    """A file or object that became another while it was read."""
+
+
+class DeniedError(StorageError):
+    """A server that does not let us read, or no longer: a signature may have run out."""
+
+
+class CacheFullError(StorageError):
+    """What is to be staged does not fit."""
+
+
 class TokenizerError(StokerError):
     """A tokenizer that cannot be found, loaded or used."""
 
@@ -80,6 +97,14 @@ class EngineMismatchError(TokenizerError):
 
 class TaskError(StokerError):
     """Tasks of a plan that failed."""
+
+
+class LeaseLostError(StokerError):
+    """A lease that another process has taken over, or that could not be renewed."""
+
+
+class FirstRankError(StokerError):
+    """The process that worked for all ranks failed: which, and with what."""
 
 
 def require(package: str, *, extra: str) -> Any:

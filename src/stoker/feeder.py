@@ -5,19 +5,28 @@
 
 It wires where the shards lie, the loader and the device. Its position is the loader's: `state_dict` and
 `load_state_dict` go with a checkpoint.
+
+A dataset that is not on this machine (`s3://bucket/corpus`) comes through a cache: training starts on the
+first shards while the rest arrive in the order in which they will be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.load.batch import Batch
-from stoker.load.dataset import Source
 from stoker.load.loader import Loader, LoaderReport
-from stoker.load.reader import Files
+from stoker.reading.dataset import Source
+from stoker.reading.reader import Files
+from stoker.storage import is_local
 from stoker.world import World
+
+if TYPE_CHECKING:
+    from stoker.stage.cache import Cache
+    from stoker.stage.near import Near
 
 
 def feed(
@@ -25,13 +34,16 @@ def feed(
     *,
     device: str = "auto",
     files: Files | None = None,
+    cache: Cache | str | Path | None = None,
     weights: Sequence[float] = (),
     **options: Any,  # the fields of LoaderOptions
 ) -> Feeder:
     """Batches of a dataset on a device: "auto" is this rank's GPU where there is one, else the CPU.
 
-    `files` says where the shards of a remote dataset lie near: any object with `local_path(name)`."""
-    return Feeder(dataset, device=device, files=files, weights=weights, **options)
+    A URL is read through `cache`: a `stoker.Cache`, the folder of one, or by default $STOKER_CACHE, else a
+    folder of this user's under the temporary one. With `cache` given, so are paths (of NFS or Lustre, say).
+    `files` says instead where the shards lie near: any object with `local_path(name)`."""
+    return Feeder(dataset, device=device, files=files, cache=cache, weights=weights, **options)
 
 
 class Feeder:
@@ -43,6 +55,7 @@ class Feeder:
         *,
         device: str = "auto",
         files: Files | None = None,
+        cache: Cache | str | Path | None = None,
         weights: Sequence[float] = (),
         **options: Any,  # the fields of LoaderOptions
     ) -> None:
@@ -52,7 +65,20 @@ class Feeder:
         device_of_feeder = Device(name)
         # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
         where = name if device_of_feeder.is_cuda else ""
-        self.loader = Loader(dataset, files=files, weights=weights, device=where, **options)
+        sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
+        self._staged = None if files else _staged(sources, cache)
+        try:
+            self.loader = Loader(
+                self._staged.sources if self._staged else dataset,
+                files=files,
+                weights=weights,
+                device=where,
+                **options,
+            )
+            self._prefetch()
+        except BaseException:
+            self._close_staged()
+            raise
         on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
         self._copier = None if on_device else Copier(device_of_feeder)
         self._state: dict[str, Any] | None = None
@@ -83,12 +109,23 @@ class Feeder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = None
         self.loader.load_state_dict(state)
+        self._prefetch()
 
     def report(self) -> LoaderReport:
         return self.loader.report()
 
     def close(self) -> None:
         self.loader.close()
+        self._close_staged()
+
+    def _prefetch(self) -> None:
+        """What is read next comes next."""
+        if self._staged:
+            self._staged.prefetch(self.loader)
+
+    def _close_staged(self) -> None:
+        if self._staged:
+            self._staged.close()
 
     def __enter__(self) -> Feeder:
         return self
@@ -107,3 +144,43 @@ def _this_ranks_device(world: World | None) -> str:
     world = world or World.from_environ()
     # a launcher may show each rank its own card only, or all of them
     return f"cuda:{world.local_rank % torch.cuda.device_count()}"
+
+
+class _Staged:
+    """Sources of which some come through a cache."""
+
+    def __init__(self, sources: Sequence[Source], cache: Cache, *, owned: bool) -> None:
+        self.sources, self._cache, self._owned = list(sources), cache, owned
+        self._near: dict[int, Near] = {}
+
+    def bring(self, number: int) -> None:
+        self.sources[number] = self._near[number] = self._cache.at(str(self.sources[number]))
+
+    def prefetch(self, loader: Loader) -> None:
+        for number, near in self._near.items():
+            near.prefetch(loader.files_in_order(number))
+
+    def close(self) -> None:
+        if self._owned:
+            self._cache.close()
+        for near in self._near.values():
+            near.close()
+
+
+def _staged(sources: Sequence[Source], cache: Cache | str | Path | None) -> _Staged | None:
+    """Sources as they are to be read, if any of them comes through a cache."""
+    from stoker.stage.cache import Cache as StageCache
+
+    plain = (str, Path)
+    coming = [n for n, one in enumerate(sources) if isinstance(one, plain) and (cache or not is_local(one))]
+    if not coming:
+        return None
+    owned = not isinstance(cache, StageCache)
+    staged = _Staged(sources, cache if isinstance(cache, StageCache) else StageCache(cache), owned=owned)
+    try:
+        for number in coming:
+            staged.bring(number)
+    except BaseException:
+        staged.close()
+        raise
+    return staged

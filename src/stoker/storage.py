@@ -11,14 +11,15 @@ import errno
 import io
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import StorageError, UsageError, require
+from stoker.errors import ChangedError, StorageError, UsageError, require
 
 _OBJECT_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https"}
 
@@ -223,11 +224,11 @@ class ObjectStore:
         chunks = iter(self._call("list", prefix, self._obstore.list, self._store, prefix=prefix or None))
         while chunk := self._call("list", prefix, next, chunks, None):
             for meta in chunk:
-                yield Entry(path=meta["path"], bytes=meta["size"], version=meta["e_tag"] or "")
+                yield Entry(path=meta["path"], bytes=meta["size"], version=_version(meta))
 
     def stat(self, path: str) -> Entry:
         meta = self._call("read", path, self._obstore.head, self._store, path)
-        return Entry(path=path, bytes=meta["size"], version=meta["e_tag"] or "")
+        return Entry(path=path, bytes=meta["size"], version=_version(meta))
 
     def open(self, path: str) -> BinaryIO:
         size = self.stat(path).bytes
@@ -236,12 +237,29 @@ class ObjectStore:
     def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
         self._call("write", path, self._obstore.put, self._store, path, data)
 
+    def read_range(self, path: str, start: int, length: int, *, version: str = "") -> bytes:
+        """These bytes; with a version that is an ETag, only if the object still is that version."""
+        options: dict[str, Any] = {"range": (start, start + length)}
+        if version.startswith('"'):
+            options["if_match"] = version
+        answer = self._call("read", path, self._obstore.get, self._store, path, options=options)
+        return bytes(self._call("read", path, answer.bytes))
+
+    def sign(self, paths: Sequence[str], *, expires_s: float) -> tuple[str, ...]:
+        """A URL for each path that anyone may GET until it expires (10 µs each); for a public bucket
+        (AWS_SKIP_SIGNATURE=true) its plain URL."""
+        lasts, public = timedelta(seconds=expires_s), self.url.startswith("s3") and _skips_signature()
+        store = self._with_placeholder_keys() if public else self._store
+        urls = self._call("sign", "", self._obstore.sign, store, "GET", list(paths), lasts)
+        return tuple(url.partition("?")[0] if public else url for url in urls)
+
+    def _with_placeholder_keys(self) -> Any:
+        """obstore knows where a bucket's objects are, and tells it only to those who sign."""
+        keys = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
+        return self._call("open", "", self._from_url, self.url, client_options={"allow_http": True}, **keys)
+
     def delete(self, path: str) -> None:
         self._call("delete", path, self._obstore.delete, self._store, path)
-
-    def read_range(self, path: str, start: int, length: int) -> bytes:
-        get = self._obstore.get_range
-        return bytes(self._call("read", path, get, self._store, path, start=start, length=length))
 
     def _from_url(self, url: str, **options: Any) -> Any:
         return require("obstore.store", extra="object-store").from_url(url, **options)
@@ -257,6 +275,10 @@ class ObjectStore:
             return function(*args, **kwargs)
         except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
             reason = str(error).split("\n\n")[0]
+            if isinstance(error, self._obstore.exceptions.PreconditionError):
+                raise ChangedError(
+                    f"{join_url(self.url, path)} changed while it was read: {reason}", hint="read it again"
+                ) from error
             raise StorageError(
                 f"cannot {verb} {join_url(self.url, path)}: {reason}",
                 hint="check the name, the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION) "
@@ -297,6 +319,19 @@ class _RangeReader(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def _version(meta: Any) -> str:
+    """The ETag as a header carries it (a listing may leave out the quotes), or else the time of change."""
+    if e_tag := (meta["e_tag"] or "").strip('"'):
+        return e_tag if e_tag.startswith("W/") else f'"{e_tag}"'
+    from email.utils import format_datetime  # 20 ms, and nearly every store has ETags
+
+    return format_datetime(meta["last_modified"], usegmt=True)
+
+
+def _skips_signature() -> bool:
+    return os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _wants_http(url: str) -> bool:

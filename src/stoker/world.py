@@ -28,6 +28,7 @@ class World:
     node: int = 0
     nodes: int = 1
     launcher: str = "single"
+    run: str = ""  # what tells this launch from others, the same in all its processes; empty if nothing does
 
     def __post_init__(self) -> None:
         for name, index, count in (
@@ -64,6 +65,15 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return cores
 
 
+# torchrun's id is `none` unless one was given; two jobs that share a node then differ by their port.
+_TORCHRUN_RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+_SLURM_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+
+def _named(environ: Mapping[str, str], *names: str) -> str:
+    return " ".join(f"{name}={environ[name]}" for name in names if name in environ)
+
+
 def _torchrun(environ: Mapping[str, str]) -> World:
     rank, size = _integer(environ, "RANK"), _integer(environ, "WORLD_SIZE", 1)
     local_size = _integer(environ, "LOCAL_WORLD_SIZE", 1)
@@ -75,6 +85,7 @@ def _torchrun(environ: Mapping[str, str]) -> World:
         node=_integer(environ, "GROUP_RANK", rank // local_size),
         nodes=_integer(environ, "GROUP_WORLD_SIZE", -(-size // local_size)),
         launcher="torchrun",
+        run=_named(environ, *_TORCHRUN_RUN, *_SLURM_RUN),
     )
 
 
@@ -89,6 +100,7 @@ def _slurm(environ: Mapping[str, str]) -> World:
         node=_integer(environ, "SLURM_NODEID", 0),
         nodes=nodes,
         launcher="slurm",
+        run=_named(environ, *_SLURM_RUN),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from small_datasets import make_tars, make_tokens
 
 import stoker
+from stoker.errors import BadShardError
 
 
 @pytest.fixture
@@ -69,3 +70,13 @@ def test_cufile_gives_the_same_batches_or_says_why_not(corpus):
         assert feeder.report().reader
     with stoker.Loader(corpus, **feeding.options()) as loader:
         assert ours == [feeding.as_lists(loader) for _ in range(2)]
+
+
+def test_a_shard_cut_short_after_it_was_verified_is_named(tmp_path):
+    folder = make_tokens(tmp_path / "corpus", [[400] * 2000])  # far more than the chunks held
+    with stoker.feed(folder, device="cuda", **feeding.options(batch_size=64)) as feeder:
+        list(feeder)
+        shard = next(folder.glob("*.bin"))
+        shard.write_bytes(shard.read_bytes()[:5000])
+        with pytest.raises(BadShardError, match=shard.name):
+            list(feeder)

@@ -1,7 +1,8 @@
 """A real S3 server for tests: rclone, with nginx before it.
 
 rclone checks signatures, lists, takes uploads in parts; but it answers a Range request with all of the
-object. So nginx serves plain GETs of objects from the same folder, and passes on everything else.
+object. So nginx serves GETs of objects from the same folder, plain ones and those of signed URLs, and passes
+on everything else. The two would name different ETags for an object: rclone is told to name none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ daemon off;
 master_process off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
-events {{ worker_connections 256; }}
+events {{ worker_connections 1024; }}
 http {{
     access_log {folder}/access.log;
     client_max_body_size 0;
@@ -34,13 +35,14 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     default_type application/octet-stream;
+    {settings}
     server {{
-        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{port}{tls};
         root {root};
         location / {{
-            set $plain "$request_method $args";
+            set $asked "$request_method $args";
             error_page 418 = @rclone;
-            if ($plain != "GET ") {{ return 418; }}
+            if ($asked !~ "^GET (.*X-Amz-Signature=.*)?$") {{ return 418; }}
             try_files $uri @rclone;
         }}
         location @rclone {{
@@ -73,18 +75,29 @@ class S3Server:
 
 
 @contextmanager
-def serve(folder: Path, *, rclone: str, nginx: str) -> Iterator[S3Server]:
-    """Serve `folder/root` while the block runs."""
+def serve(
+    folder: Path, *, rclone: str, nginx: str, settings: str = "", tls: bool = False
+) -> Iterator[S3Server]:
+    """Serve `folder/root` while the block runs; `settings` are further lines for nginx."""
     root = folder / "root"
     (root / "bucket").mkdir(parents=True)
     port, rclone_port = free_ports(2)
     config = folder / "nginx.conf"
     # Tests put files into the folder themselves: rclone may remember a listing for 10 ms (with none at
     # all it slows down a hundredfold).
-    config.write_text(NGINX.format(folder=folder, root=root, port=port, rclone_port=rclone_port))
+    config.write_text(
+        NGINX.format(
+            folder=folder,
+            root=root,
+            port=port,
+            rclone_port=rclone_port,
+            settings=settings,
+            tls=" ssl" if tls else "",
+        )
+    )
     with ExitStack() as stack:
         stack.enter_context(
-            _running(
+            running(
                 [
                     *(
                         rclone,
@@ -94,13 +107,15 @@ def serve(folder: Path, *, rclone: str, nginx: str) -> Iterator[S3Server]:
                         f"127.0.0.1:{rclone_port}",
                         "--dir-cache-time",
                         "10ms",
+                        "--etag-hash",
+                        "",
                     ),
                     *("--config", "/dev/null", "--auth-key", f"{KEY},{SECRET}", str(root)),
                 ],
                 port=rclone_port,
             )
         )
-        stack.enter_context(_running([nginx, "-p", str(folder), "-c", str(config)], port=port))
+        stack.enter_context(running([nginx, "-p", str(folder), "-c", str(config)], port=port))
         yield S3Server(root=root, endpoint=f"http://127.0.0.1:{port}")
 
 
@@ -114,7 +129,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def _running(command: list[str], *, port: int) -> Iterator[None]:
+def running(command: list[str], *, port: int) -> Iterator[None]:
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,18 @@ def nothing_left_behind():
     """No test may leave a thread, a file descriptor or a shared-memory segment."""
     threads, files, segments = set(threading.enumerate()), _open_files(), _segments()
     yield
-    left = {
-        thread.name for thread in threading.enumerate() if thread not in threads and "stoker" in thread.name
-    }
+    deadline = time.monotonic() + 5  # a thread that was told to end may need a moment
+    while (left := _ours(threads)) and time.monotonic() < deadline:
+        time.sleep(0.005)
     assert not left, f"threads left behind: {left}"
     assert _segments() <= segments
     assert len(_open_files()) <= len(files) + 1, "open files left behind"
+
+
+def _ours(before):
+    return {
+        thread.name for thread in threading.enumerate() if thread not in before and "stoker" in thread.name
+    }
 
 
 def _open_files():
@@ -37,4 +44,4 @@ def _open_files():
 
 
 def _segments():
-    return {name for name in os.listdir("/dev/shm") if "stoker" in name}
+    return {name for name in os.listdir("/dev/shm") if "stoker" in name and "bench" not in name}

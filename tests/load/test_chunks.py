@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from stoker.load.build import Store, make_parts
-from stoker.load.chunks import Chunk, ChunkCache
-from stoker.load.dataset import open_dataset
 from stoker.load.options import LoaderOptions
+from stoker.ordering.order import Cut
+from stoker.reading.chunks import Chunk, ChunkCache, in_threads
+from stoker.reading.dataset import open_dataset
 
 
 class Later(Executor):
@@ -68,7 +69,7 @@ def test_a_failed_read_is_raised_and_can_be_tried_again():
     with ThreadPoolExecutor(1) as pool:
         for threads in (None, pool):
             failing[:] = [False, True]
-            cache = ChunkCache(load, slots=1, threads=threads)
+            cache = ChunkCache(in_threads(load, threads), slots=1)
             with pytest.raises(OSError, match="disk"):
                 cache.hold(keys(1))
             assert cache.hold(keys(1))[0].slot == 0
@@ -77,11 +78,11 @@ def test_a_failed_read_is_raised_and_can_be_tried_again():
 def test_a_read_asked_for_before_the_cache_grew_does_not_write_into_the_new_arena(corpus):
     options = LoaderOptions(batch_size=4, seq_len=32, chunk_bytes=256)
     dataset = open_dataset(corpus, files=None, engine="pread", on_corrupt="raise")
-    parts = make_parts([dataset], options, weights=(1.0,), lanes=2)
+    parts = make_parts([dataset], options, weights=(1.0,), cut=Cut(lanes=2))
     later = Later()
     store = Store(parts, batch_rows=4, threads=later)
     store.cache.prefetch([(0, 0, 4)], keep=set())
-    grown = store.for_keys(100)
+    grown = store.for_keys(store.cache.slots + 1)
     grown.prefetch([(0, 8, 12)], keep=set())
     later.work(1)
     before = store.arena.slot(0).copy()

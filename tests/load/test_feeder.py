@@ -101,6 +101,6 @@ def test_cufile_without_a_gpu_falls_back_and_says_why(corpus):
         assert "pread" in feeder.report().reader
 
 
-def test_a_remote_dataset_is_refused_until_it_is_staged():
+def test_a_loader_alone_does_not_stage():
     with pytest.raises(UsageError, match="not on this machine"):
-        stoker.feed("s3://bucket/corpus", device="cpu", **feeding.options())
+        stoker.Loader("s3://bucket/corpus", **feeding.options())

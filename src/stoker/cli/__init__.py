@@ -15,6 +15,7 @@ class _Verbs(click.Group):
 
     _HOMES = {  # noqa: RUF012 - read only
         "prepare": "stoker.cli.prepare",
+        "stage": "stoker.cli.stage",
         "checkpoint": "stoker.cli.checkpoint",
     }
 
@@ -35,8 +36,8 @@ class _Verbs(click.Group):
 def stoker() -> None:
     """Keep GPUs fed.
 
-    The verbs follow the data: prepare raw text into shards, then (in later releases) stage them next to
-    the GPU, load them, checkpoint, watch the run and diagnose why it waits.
+    The verbs follow the data: prepare raw text into shards, stage them next to the GPU, then (in later
+    releases) load them, checkpoint, watch the run and diagnose why it waits.
     """
 
 

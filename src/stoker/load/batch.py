@@ -7,7 +7,7 @@ apart. A buffer is used again only when nobody holds a view of it any more, so b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from stoker.errors import BadShardError
-from stoker.load.chunks import Chunk
-from stoker.load.engines import PAGE, Bytes, page_aligned
-from stoker.load.layout import Documents, Windows
-from stoker.load.order import Draw, Integers
-from stoker.load.plan import Task
+from stoker.mixing import Integers
+from stoker.ordering.order import Draw
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk
+from stoker.reading.engines import PAGE, Bytes, page_aligned
+from stoker.reading.layout import Documents, Windows
 
 Array = npt.NDArray[Any]
 Batch = dict[str, Any]  # name → array; or what a user's transform and collate make
@@ -28,13 +29,13 @@ IGNORED = -100  # the label that losses leave out, in torch and everywhere since
 
 
 class Assembler(Protocol):
-    """Makes the batches of a task. Called from one thread; `held` are the chunks of `chunk_of`. Counts the
+    """Makes the batches of a task. Called from one thread; `held` are the chunks of its draw. Counts the
     damaged samples it left out; tells `on_sample` what it works on, where that is slow."""
 
     skipped: int
     on_sample: Callable[[str], None]
 
-    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]: ...
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]: ...
 
 
 def ignore(status: str) -> None:
@@ -104,38 +105,29 @@ class WindowAssembler:
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
-    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
-        rows = np.arange(len(task.draw))
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
+        draw = task.draw
         if any(chunk.damaged for chunk in held):
-            rows = self._whole_rows(task.draw, held, chunk_of)
-        return self._batches(task, self._tokens(task.draw, held, chunk_of, rows), rows)
+            draw = draw.rows(self._whole_rows(draw, held))
+        return self._batches(task, draw, self._tokens(draw, held))
 
-    def _tokens(self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers, rows: Integers) -> Any:
+    def _tokens(self, draw: Draw, held: Sequence[Chunk]) -> Any:
         """The tokens of these rows, [rows, seq_len + 1]."""
         tokens = self._buffers.take((len(draw), self._layouts[0].seq_len + 1), self._dtype)
-        slots = np.array([chunk.slot for chunk in held])[chunk_of]
-        datasets = np.unique(draw.dataset).tolist() if len(self._layouts) > 1 else [0]
-        for which in datasets:
-            if len(datasets) == 1:
-                tokens[...] = self._gather(which, draw, slots, rows)
-            else:
-                mine = np.flatnonzero(draw.dataset[rows] == which)
-                tokens[mine] = self._gather(which, draw, slots, rows[mine])
+        for which, mine, part in by_dataset(draw):
+            tokens[mine] = self._gather(which, part, held)
         return tokens
 
-    def _gather(self, which: int, draw: Draw, slots: Integers, rows: Integers) -> Array:
+    def _gather(self, which: int, draw: Draw, held: Sequence[Chunk]) -> Array:
         layout, arena = self._layouts[which], self._arena()
         if arena is not self._seen:  # it is another one when it had to grow
             self._views = [arena.windows(one.dtype, one.seq_len + 1) for one in self._layouts]
             self._seen = arena
-        in_chunk = layout.token_in_chunk(draw.sample[rows], draw.first[rows])
-        gathered: Array = self._views[which][
-            slots[rows] * (arena.slot_bytes // layout.dtype.itemsize) + in_chunk
-        ]
+        gathered: Array = self._views[which][places_of(layout, draw, held, arena.slot_bytes)]
         return gathered
 
-    def _batches(self, task: Task, tokens: Any, rows: Integers) -> list[Batch]:  # an array, or a tensor
-        extras = self._document_extras(task.draw, rows) if self._documents else {}
+    def _batches(self, task: Task, draw: Draw, tokens: Any) -> list[Batch]:  # an array, or a tensor
+        extras = self._document_extras(draw) if self._documents else {}
         batches: list[Batch] = []
         for start in range(0, len(tokens), self._batch_size):
             stop = start + self._batch_size
@@ -152,32 +144,50 @@ class WindowAssembler:
             batches.append(batch)
         return batches
 
-    def _whole_rows(self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers) -> Integers:
+    def _whole_rows(self, draw: Draw, held: Sequence[Chunk]) -> Integers:
         """Which row stands where: a damaged one gives its place to the next whole one, and is counted."""
         good = np.ones(len(draw), bool)
         for number in (n for n, chunk in enumerate(held) if chunk.damaged):
-            mine = np.flatnonzero(chunk_of == number)
-            layout = self._layouts[int(draw.dataset[mine[0]])]
+            mine = np.flatnonzero(draw.chunk == number)
+            layout = self._layouts[draw.keys[number][0]]
             token = layout.dtype.itemsize
-            starts = layout.token_in_chunk(draw.sample[mine], draw.first[mine]) * token
+            starts = layout.token_in_chunk(draw.rows(mine)) * token
             good[mine] = untouched(starts, starts + (layout.seq_len + 1) * token, held[number].damaged)
         self.skipped += int((~good).sum())
         return next_good(good)
 
-    def _document_extras(self, draw: Draw, rows: Integers) -> dict[str, Array]:
+    def _document_extras(self, draw: Draw) -> dict[str, Array]:
         """Which document each token belongs to, counted in its row, and its position there."""
         assert self._documents is not None
         seq_len = self._layouts[0].seq_len
-        starts_here = np.zeros((len(rows), seq_len), bool)
-        for which, (layout, documents) in enumerate(zip(self._layouts, self._documents, strict=True)):
-            mine = np.flatnonzero(draw.dataset[rows] == which)
-            samples = draw.sample[rows[mine]]
-            shards, tokens = layout.shard_of(samples), layout.token_in_shard(samples)
+        starts_here = np.zeros((len(draw), seq_len), bool)
+        for which, mine, part in by_dataset(draw):
+            layout, documents = self._layouts[which], self._documents[which]
+            shards, tokens = layout.shard_of(part.sample), layout.token_in_shard(part.sample)
             for shard in np.unique(shards).tolist():
                 bounds = documents.bounds(shard) // layout.dtype.itemsize
                 here = shards == shard
-                _mark_starts(starts_here, mine[here], tokens[here], bounds)
+                _mark_starts(starts_here, np.arange(len(draw))[mine][here], tokens[here], bounds)
         return documents_of(starts_here)
+
+
+def by_dataset(draw: Draw) -> Iterator[tuple[int, slice | Integers, Draw]]:
+    """Each dataset of a draw: its number, which rows are its own, and what was drawn of it."""
+    datasets = {dataset for dataset, _, _ in draw.keys}
+    if len(datasets) == 1:
+        yield datasets.pop(), slice(None), draw
+        return
+    dataset = draw.dataset
+    for which in sorted(datasets):
+        mine = np.flatnonzero(dataset == which)
+        yield which, mine, draw.rows(mine)
+
+
+def places_of(layout: Windows, draw: Draw, held: Sequence[Chunk], slot_bytes: int) -> Integers:
+    """The first token of each sample in the memory that holds the chunks, slot after slot."""
+    slots = np.array([chunk.slot for chunk in held]) * (slot_bytes // layout.dtype.itemsize)
+    places: Integers = slots[draw.chunk] + layout.token_in_chunk(draw)
+    return places
 
 
 def _mark_starts(marks: Array, rows: Integers, tokens: Integers, bounds: Integers) -> None:

@@ -11,26 +11,31 @@ import numpy as np
 
 from stoker.errors import UsageError
 from stoker.load.batch import Arena, Assembler, Batch, WindowAssembler
-from stoker.load.chunks import Chunk, ChunkCache, ChunkLoader, Key
-from stoker.load.cufile import Opened, open_cufile
-from stoker.load.dataset import Dataset
 from stoker.load.documents import DocumentAssembler
-from stoker.load.layout import Documents, Layout, Windows
 from stoker.load.options import LoaderOptions
-from stoker.load.order import Order, Share, make_blend
 from stoker.load.pipeline import Maker
-from stoker.load.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
 from stoker.load.samples import SampleAssembler
+from stoker.ordering.blend import make_blend
+from stoker.ordering.order import Cut, Key, Order, Share
+from stoker.ordering.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
+from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
+from stoker.reading.cufile import Opened, open_cufile
+from stoker.reading.dataset import Dataset
+from stoker.reading.layout import Documents, Layout, Windows
 from stoker.world import usable_cores
 
 # Rows gathered at once: larger spills out of the second-level cache between the gather and the widening,
 # smaller pays Python per batch (measured 1.5 Gtok/s at 1-2 MiB, 1.0 at 128 KiB, 1.3 at 8 MiB).
 _GROUP_BYTES = 2 << 20
 
-# On a device only Python's time per group counts: 32 MiB of tokens pass in 0.6 ms at the speed of PCIe 5.
-_DEVICE_GROUP_BYTES = 128 << 20
+_DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
+
+# Read before a lane goes elsewhere: a good part of a shard. While shards are still on their way to this node,
+# each lane waits for the one or two that a stretch lies in.
+STRETCH_BYTES = 256 << 20
 
 _SPARE = 4  # chunks read ahead
+_GROUPS_AHEAD = 3  # and, beside those, what so many groups of batches use up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +43,7 @@ class Parts:
     """What a loader is made of. `layouts` has one entry per dataset of a blend, or per epoch on disk."""
 
     planner: Planner
+    orders: Sequence[Order]
     layouts: Sequence[Layout]
     datasets: Sequence[Dataset]
     chunks: Sequence[int]
@@ -49,16 +55,18 @@ class Parts:
 
 
 def make_parts(
-    datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], lanes: int
+    datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], cut: Cut
 ) -> Parts:
     layouts, owners = _layouts(datasets, options)
-    orders = tuple(_order(layout, options, number, lanes) for number, layout in enumerate(layouts))
+    orders = tuple(_order(layout, options, number, cut) for number, layout in enumerate(layouts))
     chunks = [order.chunk for order in orders]
-    slots = _slots(options, lanes, blended=len(datasets))
     batch_bytes = _batch_bytes(layouts, options)
     group = 1 if options.packing == "best-fit" else max(1, min(64, _target(options) // batch_bytes))
+    used_up = -(-group * options.batch_size // min(chunks))
+    slots = _slots(options, cut.lanes, blended=len(datasets)) + _GROUPS_AHEAD * used_up
     return Parts(
         planner=_planner(layouts, orders, weights, options, blended=len(datasets) > 1),
+        orders=orders,
         layouts=layouts,
         datasets=owners,
         chunks=chunks,
@@ -71,7 +79,8 @@ def make_parts(
 
 
 def _target(options: LoaderOptions) -> int:
-    return _DEVICE_GROUP_BYTES if options.device.startswith("cuda") else _GROUP_BYTES
+    # On a device only Python's time per group counts: 32 MiB of tokens pass in 0.6 ms at the speed of PCIe 5.
+    return options.memory // 4 if options.device.startswith("cuda") else _GROUP_BYTES
 
 
 def _layouts(
@@ -95,14 +104,17 @@ def _layout(dataset: Dataset, options: LoaderOptions, epoch: int) -> Layout:
     )
 
 
-def _order(layout: Layout, options: LoaderOptions, number: int, lanes: int) -> Order:
+def _order(layout: Layout, options: LoaderOptions, number: int, cut: Cut) -> Order:
+    chunk = max(1, round(options.chunk_bytes / max(1.0, layout.sample_bytes)))
     return Order(
         samples=layout.samples,
-        chunk=max(1, round(options.chunk_bytes / max(1.0, layout.sample_bytes))),
-        lanes=lanes,
+        chunk=chunk,
+        cut=cut,
         window=options.window,
+        stretch=max(1, round(STRETCH_BYTES / max(1.0, chunk * layout.sample_bytes))),
         seed=options.seed + number,
         shuffle=options.shuffle,
+        dataset=number,
     )
 
 
@@ -208,7 +220,7 @@ class Store:
         def load(key: Key, slot: int) -> Chunk:
             return self._loaders[key[0]].load(key, slot, arena.slot(slot) if arena else None)
 
-        return ChunkCache(load, slots=slots, threads=self._threads)
+        return ChunkCache(in_threads(load, self._threads), slots=slots)
 
 
 def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assembler:
@@ -278,24 +290,26 @@ def make_engine(
 
 
 def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | None) -> Engine:
-    from stoker.load import device  # the home of torch, not needed by those who load into numpy
+    from stoker.load import card, device  # the homes of torch, not needed by those who load into numpy
 
     on = device.Device(options.device)
     opened = _cufile(options, on.is_cuda)
+    readers = options.readers or min(_DEVICE_READERS, usable_cores())
     loaders = [
         ChunkLoader(layout, dataset.reader)
         for layout, dataset in zip(parts.layouts, parts.datasets, strict=True)
     ]
-    store = device.DeviceStore(
+    store = card.DeviceStore(
         loaders,
         on,
-        slots=parts.slots + 2 * (options.readers or usable_cores()),
+        slots=parts.slots + 2 * readers,
         slot_bytes=max(_slot_bytes(parts.layouts, parts.chunks)),
         threads=threads,
+        readers=readers,
         cufile=opened,
     )
     windows: Any = parts.layouts
-    assembler = device.DeviceWindows(
+    assembler = card.DeviceWindows(
         windows,
         store,
         batch_size=options.batch_size,
@@ -311,14 +325,15 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         assembler=assembler,
         accept=arrivals.accept,
         reader=lambda: store.cufile.reason,
-        close=opened.cufile.close if opened.cufile else lambda: None,
+        close=store.close,
         on_device=True,
     )
 
 
 def _cufile(options: LoaderOptions, is_cuda: bool) -> Opened:
     if options.reader != "cufile":
-        return Opened(cufile=None, reason=options.reader)
+        reader = "pread" if is_cuda and options.reader == "mmap" else options.reader
+        return Opened(cufile=None, reason=reader)
     if not is_cuda:
         return Opened(cufile=None, reason="cufile needs a CUDA device: reading with pread")
     return open_cufile()

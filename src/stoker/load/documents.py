@@ -18,10 +18,11 @@ from stoker.load.batch import (
     ragged,
     untouched,
 )
-from stoker.load.chunks import Chunk
-from stoker.load.layout import Documents
-from stoker.load.order import Draw, Integers
-from stoker.load.plan import Task
+from stoker.mixing import Integers
+from stoker.ordering.order import Draw
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk
+from stoker.reading.layout import Documents
 
 # Bucketed rows are padded to a multiple of this: few enough shapes for compiled models, and full tiles
 # for tensor cores.
@@ -47,25 +48,23 @@ class DocumentAssembler:
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
-    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
-        places, lengths, good = self._find(task.draw, held, chunk_of)
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
+        places, lengths, good = self._find(task.draw, held)
         if task.packed is None:
             rows = np.arange(len(good)) if good.all() else next_good(good)
             self.skipped += int((~good).sum())
             cut = np.minimum(lengths[rows], self._seq_len + 1)
-            tokens, ends = self._gather(held, chunk_of[rows], places[rows], cut)
+            tokens, ends = self._gather(held, task.draw.chunk[rows], places[rows], cut)
             return self._padded(task, tokens, ends, cut)
-        return [self._packed(task, held, chunk_of, places, good)]
+        return [self._packed(task, held, places, good)]
 
-    def _find(
-        self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers
-    ) -> tuple[Integers, Integers, Array]:
+    def _find(self, draw: Draw, held: Sequence[Chunk]) -> tuple[Integers, Integers, Array]:
         """Where each document starts in its chunk (in tokens), its length, and whether it is whole."""
         places, lengths = np.empty(len(draw), np.int64), np.empty(len(draw), np.int64)
         good = np.ones(len(draw), bool)
         for number, chunk in enumerate(held):
-            mine = np.flatnonzero(chunk_of == number)
-            layout = self._layouts[int(draw.dataset[mine[0]])]
+            mine = np.flatnonzero(draw.chunk == number)
+            layout = self._layouts[draw.keys[number][0]]
             shards = layout.shard_of(draw.sample[mine])
             for piece in chunk.pieces:
                 here = mine[shards == piece.shard]
@@ -117,14 +116,13 @@ class DocumentAssembler:
             batch["labels"] = np.where(filled[:, here], rows[:, here].astype(np.int64), IGNORED)
         return batch
 
-    def _packed(
-        self, task: Task, held: Sequence[Chunk], chunk_of: Integers, places: Integers, good: Array
-    ) -> Batch:
+    def _packed(self, task: Task, held: Sequence[Chunk], places: Integers, good: Array) -> Batch:
         packed = task.packed
         assert packed is not None
         lengths = np.where(good[packed.item], packed.length, 0)
         self.skipped += int((~good).sum())
-        tokens, _ = self._gather(held, chunk_of[packed.item], places[packed.item] + packed.start, lengths)
+        chunk_of = task.draw.chunk[packed.item]
+        tokens, _ = self._gather(held, chunk_of, places[packed.item] + packed.start, lengths)
         cells = ragged(packed.row * self._seq_len + packed.column, lengths)
         shape = (packed.rows, self._seq_len)
         input_ids = np.full(shape, self._pad_id, self._dtype)

@@ -13,24 +13,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
 from stoker.errors import UsageError
 from stoker.load.batch import Batch
 from stoker.load.build import make_engine, make_parts
-from stoker.load.dataset import Dataset, Source, open_dataset
+from stoker.load.needs import files_in_order
 from stoker.load.options import LoaderOptions
-from stoker.load.order import lanes_for
 from stoker.load.pipeline import Background, Group, Inline, Readers
-from stoker.load.plan import Cursor
-from stoker.load.reader import Files
 from stoker.load.tune import Choice, Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
+from stoker.ordering.order import Cut
+from stoker.ordering.plan import Cursor
+from stoker.reading.dataset import Dataset, Source, open_dataset
+from stoker.reading.reader import Files
 from stoker.world import usable_cores
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 _MOST_READERS = 16  # page-cache reads reached 64 GB/s with 16 threads on the H200 machine
 
@@ -53,6 +54,7 @@ class LoaderReport:
     skipped_samples: int
     damaged_blocks: int
     damage: tuple[str, ...]
+    healed: tuple[str, ...]
     chunk_bytes_held: int
     read_alone: bool
     reader: str
@@ -75,7 +77,8 @@ class Loader:
         self._sources, self._files = sources, files
         self._datasets = [self._open(source, files) for source in sources]
         self._weights = tuple(weights) or (1.0,) * len(sources)
-        self._lanes = self.options.lanes or lanes_for(self.options.world.size)
+        world = self.options.world
+        self._cut = self.options.cut or Cut.for_world(world.size, world.nodes, lanes=self.options.lanes)
         self._begin, self._resumed = Cursor(), False
         self._delivered = self._skipped = 0
         self._finish = _finisher(self.options.output)
@@ -145,8 +148,8 @@ class Loader:
         self._check_order(state["order"])
         self._go_to(Cursor(epoch=state["epoch"], position=state["position"], row=state["row"]))
         self._resumed = True
-        if state["order"]["lanes"] != self._lanes:
-            self._lanes = state["order"]["lanes"]
+        if state["order"]["cut"] != asdict(self._cut):
+            self._cut = Cut(**state["order"]["cut"])
             self._readers.shutdown()
             self._build()
 
@@ -158,11 +161,16 @@ class Loader:
             skipped_samples=self._skipped,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
+            healed=tuple(name for one in damage for name in one.healed),
             chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
             reader=self._engine.reader(),
             choices=tuple(self._tuner.history()),
         )
+
+    def files_in_order(self, dataset: int = 0) -> list[str]:
+        """The files of a dataset that this node's ranks read, in the order in which they will."""
+        return files_in_order(self._parts, self._datasets[dataset], self._cursor(), self.options.world)
 
     def items(
         self, cursor: Cursor, *, begin: int, first: int, step: int, on_sample: Callable[[str], None]
@@ -186,13 +194,15 @@ class Loader:
         self.close()
 
     def _open(self, source: Source, files: Files | None) -> Dataset:
-        # cuFile reads what has been verified; the first, verifying read is an ordinary one
-        engine = "pread" if self.options.reader == "cufile" else self.options.reader
+        # cuFile reads what has been verified; the first, verifying read is an ordinary one. On the way to a
+        # device a memory map is of no use.
+        ordinary = ("cufile", "mmap") if self.options.device else ("cufile",)
+        engine = "pread" if self.options.reader in ordinary else self.options.reader
         return open_dataset(source, files=files, engine=engine, on_corrupt=self.options.on_corrupt)
 
     def _build(self) -> None:
         options = self.options
-        self._parts = make_parts(self._datasets, options, weights=self._weights, lanes=self._lanes)
+        self._parts = make_parts(self._datasets, options, weights=self._weights, cut=self._cut)
         groups = (options.memory // 4) // (self._parts.batch_bytes * self._parts.group)
         limits = Limits(depth=max(2, min(16, groups)), readers=options.readers or _most_readers())
         first = Setting(depth=2, readers=options.readers or min(2, limits.readers))
@@ -252,7 +262,7 @@ class Loader:
             sources=self._sources,
             files=self._files,
             weights=self._weights,
-            options=replace(self.options, lanes=self._lanes),
+            options=replace(self.options, cut=self._cut),
             cursor=self._begin,
             begin=0,
             first=0,
@@ -279,12 +289,12 @@ class Loader:
             "seq_len": options.seq_len,
             "chunk_bytes": options.chunk_bytes,
             "window": options.window,
-            "lanes": self._lanes,
+            "cut": asdict(self._cut),
         }
 
     def _check_order(self, saved: dict[str, Any]) -> None:
         mine = self._order_state()
-        differing = [name for name in mine if name != "lanes" and mine[name] != saved.get(name)]
+        differing = [name for name in mine if name != "cut" and mine[name] != saved.get(name)]
         if differing:
             shown = ", ".join(f"{name} {saved.get(name)!r} (here {mine[name]!r})" for name in differing)
             raise UsageError(

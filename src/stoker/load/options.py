@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker.errors import UsageError
 from stoker.load.samples import Collate, Transform
+from stoker.ordering.order import Cut
 from stoker.world import World
 
 PACKINGS = ("concat", "best-fit", "pad", "buckets")
@@ -30,7 +31,8 @@ class LoaderOptions:
                 from its beginning (and `real` saying which rows are not such padding)
     workers     "thread", "process" (for slow Python transforms), or "inline": no thread at all
     memory      bytes for chunks and batches in waiting
-    lanes       canonical lanes of the order, a multiple of every world size the job may run on
+    lanes       of the order, a multiple of every world size the job may run on
+    cut         how samples are cut into lanes, where it is not for this world: what a saved position keeps
     output      "torch" or "numpy"; dtype: of token ids, None for as they are on disk
     device      where batches of token windows are to be made: "" for the host; see `stoker.feed`
     """
@@ -52,6 +54,7 @@ class LoaderOptions:
     on_worker_death: str = "raise"
     memory: int = 256 << 20
     lanes: int = 0
+    cut: Cut | None = None
     chunk_bytes: int = CHUNK_BYTES
     window: int = 1
     reader: str = "pread"

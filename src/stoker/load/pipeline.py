@@ -16,14 +16,11 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from stoker import spans
 from stoker.load.batch import Assembler, Batch
-from stoker.load.chunks import ChunkCache, Key
-from stoker.load.order import Draw, Integers
-from stoker.load.plan import Cursor, Planner, Task
 from stoker.load.tune import Limits, Seen, Setting, Tuner
+from stoker.ordering.plan import Cursor, Planner, Task
+from stoker.reading.chunks import ChunkCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,18 +57,18 @@ class Maker:
     def groups(self, cursor: Cursor) -> Iterator[Group]:
         """Every group from here on, without end."""
         self._made = 0
-        planned: deque[tuple[Task | None, list[Key], Integers]] = deque()
+        planned: deque[Task | None] = deque()
         tasks = self._tasks(cursor)
         while True:
             while len(planned) <= self.ahead:
-                planned.append(self._with_keys(next(tasks)))
-            task, keys, chunk_of = planned.popleft()
+                planned.append(next(tasks))
+            task = planned.popleft()
             if task is None:
                 yield Group(batches=(), after=())
                 continue
             # nothing is read ahead of the first batch: it is being waited for
-            soon = [more for _, more, _ in planned] if self._made else []
-            yield self._make(task, keys, chunk_of, soon)
+            soon = [more for more in planned if more] if self._made else []
+            yield self._make(task, soon)
             self._made += 1
 
     def some_groups(
@@ -85,14 +82,13 @@ class Maker:
             if task is None:
                 yield number, Group(batches=(), after=())
             else:
-                planned, keys, chunk_of = self._with_keys(task)
-                assert planned is not None
-                yield number, self._make(planned, keys, chunk_of, [])
+                yield number, self._make(task, [])
 
     def _tasks(self, cursor: Cursor) -> Iterator[Task | None]:
         for epoch in itertools.count(cursor.epoch):
             begin = cursor if epoch == cursor.epoch else Cursor(epoch=epoch)
-            yield from self._planner.epoch(begin, group=self._next_group)
+            for task in self._planner.epoch(begin, group=self._next_group):
+                yield replace(task, draw=task.draw.alone()) if self._alone else task
             yield None
 
     def _next_group(self) -> int:
@@ -100,45 +96,25 @@ class Maker:
         verified, and the first batch should not wait for all of them."""
         return min(self._group, 1 << self._made)
 
-    def _with_keys(self, task: Task | None) -> tuple[Task | None, list[Key], Integers]:
-        if task is None:
-            return None, [], np.empty(0, np.int64)
-        if self._alone:
-            task = replace(task, draw=alone(task.draw))
-        return task, *chunk_keys(task.draw)
-
-    def _make(self, task: Task, keys: list[Key], chunk_of: Integers, soon: list[list[Key]]) -> Group:
+    def _make(self, task: Task, soon: Sequence[Task]) -> Group:
+        keys = task.draw.keys
         cache = self._cache(len(keys))
         begin = time.monotonic()
         needed = set(keys)
         cache.prefetch(keys, keep=needed)
         for more in soon:
-            needed.update(more)
-            cache.prefetch(more, keep=needed)
+            needed.update(more.draw.keys)
+            cache.prefetch(more.draw.keys, keep=needed)
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin
         skipped = self._assembler.skipped
-        batches = self._assembler.assemble(task, held, chunk_of)
+        batches = self._assembler.assemble(task, held)
         finished = tuple(self._finish(batch) for batch in batches)
         spans.emit("load.read", start=begin, end=read)
         spans.emit("load.assemble", start=read, end=time.monotonic())
         skipped = self._assembler.skipped - skipped
         return Group(batches=finished, after=task.after, skipped=skipped, ready=self._mark_made())
-
-
-def alone(draw: Draw) -> Draw:
-    """The same samples, each read by itself: for when the chunks they lie in do not fit in memory."""
-    return Draw(sample=draw.sample, first=draw.sample, stop=draw.sample + 1, dataset=draw.dataset)
-
-
-def chunk_keys(draw: Draw) -> tuple[list[Key], Integers]:
-    """The chunks a draw needs, and which of them each row is in."""
-    _, index, which = np.unique(draw.dataset * (1 << 48) + draw.first, return_index=True, return_inverse=True)
-    keys = zip(
-        draw.dataset[index].tolist(), draw.first[index].tolist(), draw.stop[index].tolist(), strict=True
-    )
-    return list(keys), which
 
 
 class Inline:

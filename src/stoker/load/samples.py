@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from stoker.load.batch import Batch, ignore, next_good, untouched
-from stoker.load.chunks import Chunk
-from stoker.load.layout import TarSamples
-from stoker.load.order import Integers
-from stoker.load.plan import Task
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk
+from stoker.reading.layout import TarSamples
 
 Sample = dict[str, Any]  # "__key__" and the bytes of each member, until a transform makes them its own
 Transform = Callable[[Sample], Any]
@@ -34,9 +33,9 @@ class SampleAssembler:
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
-    def assemble(self, task: Task, held: Sequence[Chunk], chunk_of: Integers) -> list[Batch]:
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
-        samples = [self._cut(task, row, held[chunk_of[row]], good) for row in range(len(good))]
+        samples = [self._cut(task, row, held, good) for row in range(len(good))]
         if not good.all():
             self.skipped += int((~good).sum())
             samples = [samples[row] for row in next_good(good).tolist()]
@@ -48,8 +47,9 @@ class SampleAssembler:
             batches.append(batch)
         return batches
 
-    def _cut(self, task: Task, row: int, chunk: Chunk, good: Any) -> Sample:
-        sample, layout = int(task.draw.sample[row]), self._layouts[int(task.draw.dataset[row])]
+    def _cut(self, task: Task, row: int, held: Sequence[Chunk], good: Any) -> Sample:
+        sample, number = int(task.draw.sample[row]), task.draw.chunk[row]
+        layout, chunk = self._layouts[task.draw.keys[number][0]], held[number]
         shard = int(layout.shard_of(np.array([sample]))[0])
         piece = next(piece for piece in chunk.pieces if piece.shard == shard)
         shift = piece.at - piece.start

@@ -24,12 +24,12 @@ from typing import Any
 
 from stoker.errors import StokerError, TaskError, UsageError
 from stoker.load.batch import Batch
-from stoker.load.dataset import Source
 from stoker.load.options import LoaderOptions
 from stoker.load.pipeline import Group
-from stoker.load.plan import Cursor
-from stoker.load.reader import Files
 from stoker.load.ring import Ring, RingPlan, make_ring
+from stoker.ordering.plan import Cursor
+from stoker.reading.dataset import Source
+from stoker.reading.reader import Files
 
 _RESTARTS = 2  # of one worker on one item, before it is called hopeless
 

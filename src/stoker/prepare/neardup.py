@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import UsageError
-from stoker.prepare.shuffle import Table, mix
+from stoker.mixing import mixed
+from stoker.prepare.shuffle import Table
 
 HASHES = 112  # as many hash functions as datatrove takes: 14 bands of 8 at the usual threshold
 SHINGLE = 5  # tokens
@@ -49,7 +50,7 @@ def bands(tokens: npt.NDArray[Any], table: Table, sketch: Sketch) -> npt.NDArray
     for band in range(sketch.bands):
         value = np.full(len(table), band, np.uint64)
         for row in signatures[band * sketch.rows : (band + 1) * sketch.rows]:
-            value = mix(value ^ row)
+            value = mixed(value ^ row)
         values[band] = value
     return values
 
@@ -91,7 +92,7 @@ def _shingles(tokens: npt.NDArray[Any], table: Table) -> tuple[npt.NDArray[np.ui
     hashes = np.zeros(len(flat), np.uint64)
     for ahead in range(SHINGLE):
         inside = (np.arange(ahead, ahead + len(flat)) < document_ends).astype(np.uint64)
-        hashes = mix(hashes ^ (padded[ahead : ahead + len(flat)] + np.uint64(1)) * inside)
+        hashes = mixed(hashes ^ (padded[ahead : ahead + len(flat)] + np.uint64(1)) * inside)
     counts = np.maximum(lengths - SHINGLE + 1, 1)
     begins = np.cumsum(lengths) - lengths
     whole = np.concatenate([hashes, np.zeros(1, np.uint64)])  # an empty document at the end points past
@@ -102,7 +103,7 @@ def _shingles(tokens: npt.NDArray[Any], table: Table) -> tuple[npt.NDArray[np.ui
 
 def _functions(count: int) -> list[tuple[np.uint32, np.uint32]]:
     """Odd factors and offsets: each pair is a permutation of the 32-bit numbers."""
-    numbers = mix(np.arange(2 * count, dtype=np.uint64))
+    numbers = mixed(np.arange(2 * count, dtype=np.uint64))
     factors = (numbers[:count] >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
     offsets = (numbers[count:] >> np.uint64(32)).astype(np.uint32)
     return list(zip(factors, offsets, strict=True))

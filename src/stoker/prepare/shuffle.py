@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stoker.mixing import mixed
+
 # What is known of each spilled document. `start` and `text_start` point into the run's files.
 DOCUMENT = np.dtype(
     [
@@ -90,25 +92,17 @@ class Gathered:
 
 
 def content_keys(table: Table, *, seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    return mix(np.bitwise_xor(table["low"], salt(seed, epoch)))
+    return mixed(np.bitwise_xor(table["low"], salt(seed, epoch)))
 
 
 def location_keys(table: Table, *, seed: int, epoch: int) -> npt.NDArray[np.uint64]:
-    return mix(mix(table["location"]) ^ salt(seed, epoch))
+    return mixed(mixed(table["location"]) ^ salt(seed, epoch))
 
 
 def salt(seed: int, epoch: int) -> np.uint64:
     number = np.array([(seed * 1_000_003 + epoch) % KEYS], dtype=np.uint64)
-    salted: np.uint64 = mix(number)[0]
+    salted: np.uint64 = mixed(number)[0]
     return salted
-
-
-def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finaliser: a bijection in which every input bit moves every output bit."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 def sorted_by_key(table: Table) -> npt.NDArray[np.intp]:

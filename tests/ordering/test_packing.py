@@ -10,7 +10,7 @@ from small_datasets import make_tokens
 
 from stoker.load.batch import ragged
 from stoker.load.loader import Loader
-from stoker.load.packing import pack_best_fit
+from stoker.ordering.packing import pack_best_fit
 
 LENGTHS = [[5, 60, 31, 2, 90], [33, 1, 1, 64, 12, 40], [100]]
 

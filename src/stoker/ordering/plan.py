@@ -7,18 +7,19 @@ group of batches of one rank, with the cursor that holds after each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.load.order import Blend, Draw, Integers, Order, Share, mix, permute
-from stoker.load.packing import Packed, pack_best_fit
+from stoker.mixing import Integers, key_of, permutation
+from stoker.ordering.blend import Blend
+from stoker.ordering.order import Draw, Order, Share
+from stoker.ordering.packing import Packed, pack_best_fit
 
-# Positions drawn at once. Drawing costs 0.9 ms for 4,096 positions and 0.2 ms for 64: too few waste time,
-# more would only delay the first batch.
-_DRAWN = 4096
+# Positions drawn at once: too few waste time in Python, more would only delay the first batch.
+_DRAWN = 8192
 
 # Documents sorted by length together, and the run of them that stays together when batches are shuffled
 # again. Fixed numbers: they belong to the order, which must not depend on the world.
@@ -83,13 +84,14 @@ class FixedPlanner:
 
     def _draw(self, cursor: Cursor, done: int, count: int) -> tuple[Draw, npt.NDArray[np.bool_] | None]:
         rows = self._share.rows(cursor.position + done * self._share.global_batch, count)
-        real = None
-        if self._tail == "pad":
-            real = rows < self._order.positions
-            rows = rows % self._order.positions
-        if self._lengths:
-            rows = self._by_length(rows, cursor.epoch)
-        return self._order.draw(rows, epoch=cursor.epoch), real
+        if self._tail == "drop":
+            return self._draw_rows(rows, cursor.epoch), None
+        turns = wrapped(rows, self._order.positions)
+        drawn = Draw.join(self._draw_rows(turn, cursor.epoch) for turn in turns)
+        return drawn, np.arange(len(rows)) < len(turns[0])
+
+    def _draw_rows(self, rows: range, epoch: int) -> Draw:
+        return self._by_length(rows, epoch) if self._lengths else self._order.draw(rows, epoch=epoch)
 
     def _groups(
         self,
@@ -105,31 +107,46 @@ class FixedPlanner:
             rows = slice(at, min(len(drawn), at + max(1, group()) * batch))
             numbers = range(done + at // batch + 1, done + rows.stop // batch + 1)
             yield Task(
-                draw=part(drawn, rows),
+                draw=drawn.part(rows),
                 after=_Afters(cursor, numbers, total, self._share.global_batch),
                 real=None if real is None else real[rows],
             )
             at = rows.stop
 
-    def _by_length(self, rows: Integers, epoch: int) -> Integers:
-        """Each position's stand-in: stretches of positions are sorted by length, then cut into runs, and
-        the runs shuffled."""
-        out = np.empty_like(rows)
-        for stretch in np.unique(rows // _SORTED).tolist():
-            first = stretch * _SORTED
-            all_rows = np.arange(first, min(first + _SORTED, self._order.positions))
-            mine = rows // _SORTED == stretch
-            out[mine] = self._sorted(all_rows, epoch)[rows[mine] - first]
-        return out
+    def _by_length(self, rows: range, epoch: int) -> Draw:
+        """Stretches of positions are sorted by length, then cut into runs, and the runs shuffled."""
+        return Draw.join(self._sorted(mine, epoch) for mine in _stretches(rows, _SORTED))
 
-    def _sorted(self, rows: Integers, epoch: int) -> Integers:
+    def _sorted(self, rows: range, epoch: int) -> Draw:
+        """These rows of the stretch they lie in."""
         assert self._lengths is not None
-        by_length = rows[np.argsort(self._lengths(self._order.draw(rows, epoch=epoch).sample), kind="stable")]
-        runs = len(rows) // _RUN
-        keys = mix(epoch, int(rows[0]), np.zeros(runs, np.int64))
-        places = permute(np.arange(runs), np.full(runs, runs), keys)
-        shuffled = by_length[: runs * _RUN].reshape(-1, _RUN)[places].reshape(-1)
-        return np.concatenate([shuffled, by_length[runs * _RUN :]])
+        first = rows.start - rows.start % _SORTED
+        drawn = self._order.draw(range(first, min(first + _SORTED, self._order.positions)), epoch=epoch)
+        by_length = np.argsort(self._lengths(drawn.sample), kind="stable")
+        runs = len(drawn) // _RUN
+        shuffled = by_length[: runs * _RUN].reshape(-1, _RUN)[permutation(runs, key_of(epoch, first))]
+        stretch = np.concatenate([shuffled.reshape(-1), by_length[runs * _RUN :]])
+        return drawn.part(stretch[np.arange(rows.start, rows.stop, rows.step) - first])
+
+
+def wrapped(rows: range, size: int) -> list[range]:
+    """Positions beyond the end begin again at 0: the turns they make round [0, size)."""
+    turns = []
+    while rows:
+        inside = len(range(rows.start, min(rows.stop, size), rows.step))
+        turns.append(rows[:inside])
+        rest = rows[inside:]
+        rows = range(rest.start - size, rest.stop - size, rest.step)
+    return turns
+
+
+def _stretches(rows: range, size: int) -> Iterator[range]:
+    """Rows cut where multiples of `size` are."""
+    while rows:
+        end = rows.start - rows.start % size + size
+        inside = len(range(rows.start, min(rows.stop, end), rows.step))
+        yield rows[:inside]
+        rows = rows[inside:]
 
 
 class _Afters(Sequence[Cursor]):
@@ -174,10 +191,10 @@ class BestFitPlanner:
     def _packed_groups(self, cursor: Cursor) -> Iterator[tuple[Cursor, Draw, Packed]]:
         skip = cursor.row
         for first in range(cursor.position, self._order.positions, _PACKED):
-            positions = np.arange(first, min(first + _PACKED, self._order.positions))
-            drawn = self._order.draw(positions, epoch=cursor.epoch)
+            rows = range(first, min(first + _PACKED, self._order.positions))
+            drawn = self._order.draw(rows, epoch=cursor.epoch)
             packed = pack_best_fit(self._lengths(drawn.sample), room=self._seq_len)
-            packed = packed.shuffled(mix(cursor.epoch, first, np.zeros(packed.rows, np.int64)))
+            packed = packed.shuffled(key_of(cursor.epoch, first))
             yield Cursor(epoch=cursor.epoch, position=first, row=skip), drawn, packed.rows_from(skip)
             skip = 0
 
@@ -208,8 +225,7 @@ class BestFitPlanner:
 
 
 class EpochsPlanner:
-    """A dataset that holds several epochs, each shuffled anew on disk: they take turns. What is drawn
-    carries the number of the epoch on disk as its dataset."""
+    """A dataset that holds several epochs, each shuffled anew on disk: they take turns."""
 
     def __init__(self, planners: Sequence[Planner]) -> None:
         self._planners = planners
@@ -218,36 +234,10 @@ class EpochsPlanner:
         return self._planners[cursor.epoch % len(self._planners)].batches(cursor)
 
     def epoch(self, cursor: Cursor, *, group: Callable[[], int]) -> Iterator[Task]:
-        turn = cursor.epoch % len(self._planners)
-        for task in self._planners[turn].epoch(cursor, group=group):
-            yield replace(task, draw=replace(task.draw, dataset=task.draw.dataset + turn))
+        return self._planners[cursor.epoch % len(self._planners)].epoch(cursor, group=group)
 
 
 def _needed(draws: list[Draw], packed: Packed, after: Cursor) -> Task:
     """The task, with only the documents its rows hold."""
-    joined = Draw(
-        sample=np.concatenate([d.sample for d in draws]),
-        first=np.concatenate([d.first for d in draws]),
-        stop=np.concatenate([d.stop for d in draws]),
-        dataset=np.concatenate([d.dataset for d in draws]),
-    )
     used, where = np.unique(packed.item, return_inverse=True)
-    return Task(draw=take(joined, used), after=(after,), packed=packed.of_items(where))
-
-
-def part(drawn: Draw, rows: slice) -> Draw:
-    return Draw(
-        sample=drawn.sample[rows],
-        first=drawn.first[rows],
-        stop=drawn.stop[rows],
-        dataset=drawn.dataset[rows],
-    )
-
-
-def take(drawn: Draw, rows: Integers) -> Draw:
-    return Draw(
-        sample=drawn.sample[rows],
-        first=drawn.first[rows],
-        stop=drawn.stop[rows],
-        dataset=drawn.dataset[rows],
-    )
+    return Task(draw=Draw.join(draws).part(used), after=(after,), packed=packed.of_items(where))

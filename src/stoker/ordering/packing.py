@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stoker.load.order import Integers, Keys, permute
+from stoker.mixing import Integers, permutation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +45,9 @@ class Packed:
     def of_items(self, item: Integers) -> Packed:
         return replace(self, item=item)
 
-    def shuffled(self, keys: Keys) -> Packed:
+    def shuffled(self, key: int) -> Packed:
         """The rows in another order: best fit leaves long documents first."""
-        places = permute(np.arange(self.rows), np.full(self.rows, self.rows), keys)
-        return _sorted(replace(self, row=places[self.row]))
+        return _sorted(replace(self, row=permutation(self.rows, key)[self.row]))
 
     def _kept(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Packed:
         return Packed(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker.errors import UsageError
-from stoker.load.layout import Documents, TarSamples, Windows, shards_of
-from stoker.load.reader import Files, Folder, ShardReader
-from stoker.manifest import NAME, Manifest, read_blocks, read_manifest
+from stoker.errors import BadManifestError, UsageError
+from stoker.manifest import BLOCKS_NAME, NAME, Manifest, read_blocks, read_manifest
+from stoker.reading.layout import Documents, TarSamples, Windows, shards_of
+from stoker.reading.reader import CachedFiles, Files, Folder, ShardReader
 from stoker.storage import is_local, local_path, open_store
 
 Source = str | Path | Files
@@ -59,20 +59,42 @@ def open_dataset(source: Source, *, files: Files | None, engine: str, on_corrupt
     """A folder, a URL whose files `files` brings near, or an object that knows where its files lie."""
     if not isinstance(source, (str, Path)):
         files = source
-        source = files.local_path(NAME).parent
+        source = brought(files)
     elif files is None:
         if not is_local(source):
             raise UsageError(
                 f"{source} is not on this machine", hint="stage it first, or let `stoker.feed` do so"
             )
         files = Folder(local_path(source))
-    manifest = read_manifest(source)
+    manifest, digests = read_books(source, files)
     reader = ShardReader(
         files,
         sizes={file.name: file.bytes for file in manifest.files()},
-        digests=read_blocks(open_store(source), manifest),
+        digests=digests,
         block_bytes=manifest.block_bytes,
         engine=engine,
         on_corrupt=on_corrupt,
     )
     return Dataset(name=str(source), manifest=manifest, reader=reader)
+
+
+def brought(files: Files) -> Path:
+    """The folder in which the manifest and the digests now lie."""
+    files.local_path(BLOCKS_NAME)
+    return files.local_path(NAME).parent
+
+
+def read_books(
+    source: str | Path, files: Files
+) -> tuple[Manifest, dict[str, np.ndarray[Any, np.dtype[np.uint64]]]]:
+    """The manifest and the block digests; damaged ones are brought again where that is possible."""
+    try:
+        manifest = read_manifest(source)
+        return manifest, read_blocks(open_store(source), manifest)
+    except BadManifestError:
+        if not isinstance(files, CachedFiles):
+            raise
+    for name in (NAME, BLOCKS_NAME):
+        files.refetch(name, damaged=files.local_path(name).stat().st_ino)
+    manifest = read_manifest(source)
+    return manifest, read_blocks(open_store(source), manifest)

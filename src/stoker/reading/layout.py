@@ -17,9 +17,10 @@ import numpy as np
 
 from stoker.errors import UsageError
 from stoker.formats import megatron, tar
-from stoker.load.order import Integers
-from stoker.load.reader import PlainFile, ShardReader
 from stoker.manifest import FileRecord, Manifest, ShardRecord
+from stoker.mixing import Integers
+from stoker.ordering.order import Draw
+from stoker.reading.reader import PlainFile, ShardReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +37,11 @@ class Piece:
 class Layout(Protocol):
     """Where samples lie; called from planning and reading threads."""
 
+    shards: tuple[ShardRecord, ...]
     samples: int
     sample_bytes: float
 
+    def shard_of(self, samples: Integers) -> Integers: ...
     def pieces(self, first: int, stop: int) -> list[Piece]: ...
 
 
@@ -54,7 +57,7 @@ class Windows:
         if seq_len < 1:
             raise UsageError(f"seq_len={seq_len} is impossible", hint="use at least 1")
         self.dtype, self.seq_len = dtype, seq_len
-        self._files = [shard.files[0] for shard in shards]
+        self.shards = shards
         counts = np.array([max(0, shard.tokens - 1) // seq_len for shard in shards], np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self.samples = int(self._starts[-1])
@@ -68,12 +71,16 @@ class Windows:
         starts: Integers = (samples - self._starts[self.shard_of(samples)]) * self.seq_len
         return starts
 
-    def token_in_chunk(self, samples: Integers, first: Integers) -> Integers:
+    def token_in_chunk(self, draw: Draw) -> Integers:
         """The first token of each sample in the buffer its chunk was read into. Pieces of different
         shards lie behind each other there, and each brings one token more than its samples' stride."""
-        gaps = self.shard_of(samples) - self.shard_of(first)
-        places: Integers = (samples - first) * self.seq_len + gaps
-        return places
+        _, first, stop = np.array(draw.keys).T
+        places = (draw.sample - first[draw.chunk]) * self.seq_len
+        spans_shards = self.shard_of(first) != self.shard_of(stop - 1)
+        if spans_shards.any():
+            rows = np.flatnonzero(spans_shards[draw.chunk])
+            places[rows] += self.shard_of(draw.sample[rows]) - self.shard_of(first)[draw.chunk[rows]]
+        return np.asarray(places)
 
     def pieces(self, first: int, stop: int) -> list[Piece]:
         low, high = self.shard_of(np.array([first, stop - 1])).tolist()
@@ -85,7 +92,7 @@ class Windows:
         low, high = max(first, begin), min(stop, end)
         token = self.dtype.itemsize
         return Piece(
-            file=self._files[shard],
+            file=self.shards[shard].files[0],
             shard=shard,
             start=(low - begin) * self.seq_len * token,
             stop=((high - begin) * self.seq_len + 1) * token,
@@ -95,7 +102,7 @@ class Windows:
     def chunk_bytes(self, samples: int) -> int:
         """Room for a chunk of so many samples, wherever it begins."""
         empty = int((np.diff(self._starts) == 0).sum())
-        gaps = min(samples, len(self._files)) + empty + 1
+        gaps = min(samples, len(self.shards)) + empty + 1
         return (samples * self.seq_len + gaps) * self.dtype.itemsize
 
 
@@ -103,7 +110,7 @@ class _Indexed:
     """Samples found through an index per shard, loaded and verified when the shard is first used."""
 
     def __init__(self, shards: tuple[ShardRecord, ...], reader: ShardReader) -> None:
-        self._shards, self._reader = shards, reader
+        self.shards, self._reader = shards, reader
         self.starts = np.concatenate([[0], np.cumsum([shard.samples for shard in shards])]).astype(np.int64)
         self.samples = int(self.starts[-1])
         data_bytes = sum(shard.files[0].bytes for shard in shards)
@@ -121,7 +128,7 @@ class _Indexed:
         for shard in (s for s in range(low, high + 1) if self.starts[s] < self.starts[s + 1]):
             ends = np.array([max(first, self.starts[shard]), min(stop, self.starts[shard + 1]) - 1])
             (start, _), (_, end) = self.spans(shard, ends).tolist()
-            found.append(Piece(file=self._shards[shard].files[0], shard=shard, start=start, stop=end, at=at))
+            found.append(Piece(file=self.shards[shard].files[0], shard=shard, start=start, stop=end, at=at))
             at += -(-(end - start) // 8) * 8  # so that tokens of any type stay aligned
         return found
 
@@ -131,7 +138,7 @@ class _Indexed:
     def _index(self, shard: int) -> Any:  # what the format's own index is
         with self._lock:
             if shard not in self._indexes:
-                record = self._shards[shard].files[1]
+                record = self.shards[shard].files[1]
                 file: Any = io.BytesIO(PlainFile(self._reader, record.name, record.bytes).readall())
                 self._indexes[shard] = self._parse(file, record.name)
             return self._indexes[shard]

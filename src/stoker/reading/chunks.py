@@ -7,21 +7,21 @@ slot, so that fixed-size chunks share one arena and a batch is gathered from it 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
-from stoker.load.engines import Bytes
-from stoker.load.layout import Layout, Piece
-from stoker.load.reader import ShardReader, open_zstd
-
-Key = tuple[int, int, int]  # dataset, first sample, stop
+from stoker.ordering.order import Key
+from stoker.reading.engines import Bytes
+from stoker.reading.layout import Layout, Piece
+from stoker.reading.reader import ShardReader, open_zstd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +35,19 @@ class Chunk:
     ready: Any = None  # on a device: the event after which its bytes are there
 
 
-class ChunkCache:
-    """Holds up to `slots` chunks; the least recently used makes room. Used by one thread."""
+class Pending(Protocol):
+    """A chunk that will be there: a Future has both. Called from the thread that began it."""
 
-    def __init__(
-        self, load: Callable[[Key, int], Chunk], *, slots: int, threads: Executor | None = None
-    ) -> None:
-        self._load, self._threads = load, threads
+    def result(self) -> Chunk: ...
+    def exception(self) -> BaseException | None: ...
+
+
+class ChunkCache:
+    """Holds up to `slots` chunks; the least recently used makes room. Used by one thread. `begin` starts
+    loading a chunk into a slot."""
+
+    def __init__(self, begin: Callable[[Key, int], Chunk | Pending], *, slots: int) -> None:
+        self._begin = begin
         self._free = list(range(slots - 1, -1, -1))
         self._held: OrderedDict[Key, Chunk | _Loading] = OrderedDict()
         self.slots = slots
@@ -53,28 +59,26 @@ class ChunkCache:
             if (slot := self._room(keep)) is None:
                 return
             self.loads += 1
-            if self._threads is None:
-                self._held[key] = self._load_here(key, slot)
-            else:
-                self._held[key] = _Loading(slot=slot, future=self._threads.submit(self._load, key, slot))
+            self._held[key] = self._started(key, slot)
 
     def hold(self, keys: Sequence[Key]) -> list[Chunk]:
         """These chunks, loaded; none of them makes room for another."""
         self.prefetch(keys, keep=set(keys))
         return [self._wait_for(key) for key in keys]
 
-    def _load_here(self, key: Key, slot: int) -> Chunk:
+    def _started(self, key: Key, slot: int) -> Chunk | _Loading:
         try:
-            return self._load(key, slot)
+            begun = self._begin(key, slot)
         except BaseException:
             self._free.append(slot)
             raise
+        return begun if isinstance(begun, Chunk) else _Loading(slot=slot, pending=begun)
 
     def _wait_for(self, key: Key) -> Chunk:
         held = self._held.pop(key)  # and put back at the end: it is the latest used
         if isinstance(held, _Loading):
             try:
-                held = held.future.result()
+                held = held.pending.result()
             except BaseException:
                 self._free.append(held.slot)
                 raise
@@ -91,7 +95,7 @@ class ChunkCache:
         ready = (key for key in others if isinstance(self._held[key], Chunk))
         held = self._held.pop(next(ready, others[0]))
         if isinstance(held, _Loading):
-            held.future.exception()
+            held.pending.exception()
         return held.slot
 
 
@@ -100,7 +104,12 @@ class _Loading:
     """A chunk on its way."""
 
     slot: int
-    future: Future[Chunk]
+    pending: Pending
+
+
+def in_threads(load: Callable[[Key, int], Chunk], threads: Executor | None) -> Callable[[Key, int], Any]:
+    """How to begin loading a chunk: in a reading thread, or here and now."""
+    return load if threads is None else lambda key, slot: threads.submit(load, key, slot)
 
 
 class ChunkLoader:
@@ -125,7 +134,7 @@ class ChunkLoader:
     def read(self, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
         """Read one piece; the stretches of the chunk that are damaged."""
         name = piece.file.name
-        if not name.endswith(".zst"):
+        if not _is_compressed(piece):
             parts = self._reader.read(name, piece.start, out)
             return [(piece.at + start, piece.at + stop) for start, stop in parts]
         try:
@@ -135,11 +144,52 @@ class ChunkLoader:
                 raise
             return [(piece.at, piece.at + len(out))]
 
-    def path_if_verified(self, piece: Piece) -> Path | None:
-        """Where a piece can be read from without verifying it again, by any means."""
-        if piece.file.name.endswith(".zst"):
-            return None
-        return self._reader.path_if_verified(piece.file.name, piece.start, piece.stop)
+    @property
+    def block_bytes(self) -> int:
+        return self._reader.block_bytes
+
+    def parts(self, piece: Piece) -> Iterator[tuple[Piece, bool]]:
+        """A piece in parts: stretches of verified blocks, and blocks that are not verified yet."""
+        for start, stop, is_verified in self._stretches(piece):
+            yield replace(piece, start=start, stop=stop, at=piece.at + start - piece.start), is_verified
+
+    def _stretches(self, piece: Piece) -> Iterator[tuple[int, int, bool]]:
+        if not _is_compressed(piece):
+            return self._reader.stretches(piece.file.name, piece.start, piece.stop)
+        # compressed bytes are verified as they are read, and are of no use to a device
+        starts = range(piece.start, piece.stop, self.block_bytes)
+        return ((start, min(start + self.block_bytes, piece.stop), False) for start in starts)
+
+    def read_to_verify(self, part: Piece, stage: Bytes) -> tuple[list[tuple[int, int]], int]:
+        """Read the block that a part lies in; what of the part's chunk is damaged, and where in the stage
+        the part begins."""
+        if _is_compressed(part):
+            return self.read(part, stage[: part.stop - part.start]), 0
+        is_good, lead = self._reader.read_block(part.file.name, part.start, stage)
+        return [] if is_good else [(part.at, part.at + part.stop - part.start)], lead
+
+    def verified_files(self, pieces: Sequence[Piece]) -> list[int] | None:
+        """The open files of pieces that can be read without looking at the bytes again."""
+        files = []
+        for piece in pieces:
+            stretches = self._stretches(piece)
+            _, stop, is_verified = next(stretches)
+            file = self._reader.descriptor(piece.file.name)
+            if not is_verified or stop < piece.stop or file is None:
+                return None
+            files.append(file)
+        return files
+
+    def distrust(self, pieces: Sequence[Piece]) -> None:
+        """Verify these anew: something has changed."""
+        for piece in pieces:
+            self._reader.distrust(piece.file.name, piece.start, piece.stop)
+
+    def open(self, part: Piece) -> AbstractContextManager[int]:
+        return self._reader.open(part.file.name)
+
+    def path(self, part: Piece) -> Path:
+        return self._reader.path(part.file.name)
 
     def _read_zstd(self, plain: SeekableReader, piece: Piece, out: Bytes) -> list[tuple[int, int]]:
         plain.seek(piece.start)
@@ -147,3 +197,7 @@ class ChunkLoader:
         while len(view) and (got := plain.readinto(view)):
             view = view[got:]
         return []
+
+
+def _is_compressed(piece: Piece) -> bool:
+    return piece.file.name.endswith(".zst")

@@ -32,12 +32,16 @@ class Pread:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, handle: int, offset: int, out: Bytes) -> None:
-        view = out.data
-        while len(view):
-            got = os.preadv(handle, [view], offset)
+        self.read_at_least(handle, offset, out, len(out))
+
+    def read_at_least(self, handle: int, offset: int, out: Bytes, wanted: int) -> None:
+        """Like `read`, of a buffer that may reach beyond the end of the file."""
+        view, at = out.data, 0
+        while at < wanted:
+            got = os.preadv(handle, [view[at:]], offset + at)
             if not got:
                 raise EOFError
-            view, offset = view[got:], offset + got
+            at += got
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -65,12 +69,7 @@ class Direct(Pread):
         lead = offset % PAGE
         wanted = lead + len(out)
         whole = self._scratch.take(-(-wanted // PAGE) * PAGE)
-        view, at = whole.data, 0
-        while at < wanted:
-            got = os.preadv(handle, [view[at:]], offset - lead + at)
-            if not got:
-                raise EOFError
-            at += got
+        self.read_at_least(handle, offset - lead, whole, wanted)
         out[:] = whole[lead:wanted]
 
 

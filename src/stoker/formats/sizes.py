@@ -1,0 +1,29 @@
+"""Bytes as people write them and say them."""
+
+from __future__ import annotations
+
+import re
+
+from stoker.errors import UsageError
+
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?$", re.IGNORECASE)
+
+
+def parse_size(text: str | int) -> int:
+    """512MiB, 1.5GB, 67108864."""
+    match = _SIZE.match(str(text).strip())
+    if not match:
+        raise UsageError(f"{text!r} is not a size", hint="write 512MiB, 2GB or a number of bytes")
+    units = _BINARY if match[3] else _DECIMAL
+    return int(float(match[1]) * units[(match[2] or "").upper()])
+
+
+def say_size(count: float) -> str:
+    """1.5 GB."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.95 else f"{value:.1f} {units[0]}"

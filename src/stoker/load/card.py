@@ -1,0 +1,254 @@
+"""Windows of tokens made on a device.
+
+The chunks themselves go to the device as they lie on disk, and batches are gathered and widened there: the
+host touches each byte once, and 2 bytes a token travel instead of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
+from stoker.load.device import Device
+from stoker.load.pump import NativeJob, Rings, open_pool
+from stoker.ordering.order import Draw, Key
+from stoker.ordering.plan import Task
+from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
+from stoker.reading.cufile import Opened
+from stoker.reading.engines import Bytes
+from stoker.reading.layout import Piece, Windows
+
+
+class DeviceStore:
+    """Chunks on a device. Grows when a group needs more chunks than there are slots."""
+
+    def __init__(
+        self,
+        loaders: Sequence[ChunkLoader],
+        device: Device,
+        *,
+        slots: int,
+        slot_bytes: int,
+        threads: Executor | None,
+        readers: int,
+        cufile: Opened,
+    ) -> None:
+        self._loaders, self.device, self._threads, self.cufile = loaders, device, threads, cufile
+        self._pool = open_pool(device, readers) if threads and not cufile.cufile else None
+        self.slot_bytes = -(-slot_bytes // 64) * 64
+        self._rings = Rings(device, max(loader.block_bytes for loader in loaders))
+        self.cache = self._sized(slots)
+
+    def for_keys(self, count: int) -> ChunkCache:
+        if count > self.cache.slots:
+            self.cache = self._sized(count + self.cache.slots // 4)
+        return self.cache
+
+    @property
+    def bytes(self) -> int:
+        return self.memory.numel()
+
+    def close(self) -> None:
+        """End what is still being read; safe twice."""
+        if self._pool:
+            self._pool.close()
+        if self.cufile.cufile:
+            self.cufile.cufile.close()
+
+    def await_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Let the current stream wait for chunks it has not waited for yet."""
+        for chunk in chunks:
+            if self._arrived[chunk.slot] is not chunk:
+                self.device.wait_for(chunk.ready)
+                self._arrived[chunk.slot] = chunk
+
+    def gathered(self, chunks: Sequence[Chunk], event: Any) -> None:
+        """Note that these are read until `event`: their slots must not be overwritten before."""
+        for chunk in chunks:
+            self._read_until[chunk.slot] = event
+
+    def _sized(self, slots: int) -> ChunkCache:
+        self.memory = torch.empty(slots * self.slot_bytes, dtype=torch.uint8, device=self.device.torch_device)
+        self.device.drain()  # whoever had this memory before may still be using it, on another stream
+        self._read_until: list[Any] = [None] * slots
+        self._arrived: list[Chunk | None] = [None] * slots
+        memory, read_until = self.memory, self._read_until
+
+        # a load asked of an earlier, smaller cache may still come: it must write into the memory it knew
+        def place(slot: int) -> _Place:
+            room = memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+            return _Place(slot=slot, room=room, read_until=read_until[slot])
+
+        by_threads = in_threads(lambda key, slot: self._load(key, place(slot)), self._threads)
+
+        def begin(key: Key, slot: int) -> Any:
+            return (self._pool and self._submit(key, place(slot))) or by_threads(key, slot)
+
+        return ChunkCache(begin, slots=slots)
+
+    def _submit(self, key: Key, place: _Place) -> _Submitted | None:
+        """Let the pool read a chunk, if all of it has been verified before."""
+        loader = self._loaders[key[0]]
+        pieces = loader.pieces(key)
+        files = loader.verified_files(pieces)
+        if files is None:
+            return None
+        address = place.room.data_ptr()
+        stretches = [
+            (file, piece.start, piece.stop - piece.start, address + piece.at)
+            for file, piece in zip(files, pieces, strict=True)
+        ]
+        assert self._pool is not None
+        job = self._pool.submit(stretches, after=place.read_until)
+        chunk = Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=(), ready=job)
+        return _Submitted(job, chunk, lambda: self._load_anew(key, place))
+
+    def _load(self, key: Key, place: _Place) -> Chunk:
+        try:
+            return self._load_parts(key, place)
+        except (EOFError, OSError):
+            return self._load_anew(key, place)
+
+    def _load_anew(self, key: Key, place: _Place) -> Chunk:
+        """A file that was good cannot be read any more: look again, and raise or skip what is wrong."""
+        loader = self._loaders[key[0]]
+        loader.distrust(loader.pieces(key))
+        return self._load_parts(key, place)
+
+    def _load_parts(self, key: Key, place: _Place) -> Chunk:
+        loader = self._loaders[key[0]]
+        pieces = loader.pieces(key)
+        damaged: list[tuple[int, int]] = []
+        with self.device.copying():
+            self.device.wait_for(place.read_until)
+            for part, is_verified in (part for piece in pieces for part in loader.parts(piece)):
+                room = place.room[part.at : part.at + part.stop - part.start]
+                if not is_verified:
+                    damaged += self._verify(loader, part, room)
+                elif not self._read_directly(loader, part, room, place.read_until):
+                    with loader.open(part) as file:
+                        self._rings.mine().pump(file, part.start, room)
+            ready = self.device.mark()
+        return Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=damaged, ready=ready)
+
+    def _verify(self, loader: ChunkLoader, part: Piece, room: torch.Tensor) -> list[tuple[int, int]]:
+        """A part of a block that is read for the first time: whole, and looked at before it goes on."""
+        ring = self._rings.mine()
+        damaged, start = loader.read_to_verify(part, ring.take())
+        ring.push(start, len(room), room)
+        return damaged
+
+    def _read_directly(self, loader: ChunkLoader, part: Piece, room: torch.Tensor, read_until: Any) -> bool:
+        """Through cuFile, once a first read through the host has verified the bytes."""
+        direct = self.cufile.cufile
+        if direct is None:
+            return False
+        if read_until is not None:
+            read_until.synchronize()  # cuFile knows nothing of streams
+        path, size = loader.path(part), len(room)
+        try:
+            return direct.read(path, offset=part.start, pointer=room.data_ptr(), size=size) == size
+        except OSError as error:  # this filesystem, or this driver, does not want to: read as everyone does
+            self.cufile = Opened(cufile=None, reason=f"{error}: reading through the host")
+            return False
+
+
+_NOTHING: Bytes = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where a chunk goes, and the event until which what was there is still being read."""
+
+    slot: int
+    room: torch.Tensor
+    read_until: Any
+
+
+class _Submitted:
+    """A chunk that the pool is reading."""
+
+    def __init__(self, job: NativeJob, chunk: Chunk, load_anew: Callable[[], Chunk]) -> None:
+        self._job, self._chunk, self._load_anew = job, chunk, load_anew
+
+    def result(self) -> Chunk:
+        try:
+            self._job.finish()
+        except (EOFError, OSError):
+            return self._load_anew()
+        return self._chunk
+
+    def exception(self) -> BaseException | None:
+        try:
+            self._job.finish()
+        except (EOFError, OSError) as error:
+            return error
+        return None
+
+
+class DeviceWindows(WindowAssembler):
+    """Windows gathered and widened on the device."""
+
+    def __init__(self, layouts: Sequence[Windows], store: DeviceStore, **options: Any) -> None:
+        super().__init__(layouts, _no_arena, **options)
+        self._store = store
+        self._torch_dtype = _torch_dtype(self._dtype)
+
+    def _tokens(self, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:
+        device = self._store.device
+        with device.gathering():
+            self._store.await_chunks(held)
+            parts = [
+                (mine, self._on_device(self._layouts[which], part, held))
+                for which, mine, part in by_dataset(draw)
+            ]
+            tokens = parts[0][1]
+            if len(parts) > 1:
+                tokens = torch.empty((len(draw), tokens.shape[1]), dtype=tokens.dtype, device=tokens.device)
+                for mine, part in parts:
+                    tokens[torch.from_numpy(mine).to(tokens.device)] = part
+            self._store.gathered(held, device.mark())
+        return tokens
+
+    def _on_device(self, layout: Windows, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:
+        store, width = self._store, layout.seq_len + 1
+        index = torch.from_numpy(places_of(layout, draw, held, store.slot_bytes))
+        if store.device.is_cuda:
+            index = index.pin_memory().to(store.device.torch_device, non_blocking=True)
+        kind = _raw_dtype(layout.dtype)
+        flat = store.memory.view(kind)
+        windows = flat.as_strided((flat.numel() - width + 1, width), (1, 1))
+        # index_select, not windows[index]: it copies rows, ten times as fast as element by element
+        wide = torch.index_select(windows, 0, index).to(self._torch_dtype)
+        # torch has few kernels for uint16, so tokens travel as int16: give the high half its sign back
+        return wide.bitwise_and_(0xFFFF) if layout.dtype == np.uint16 and kind == torch.int16 else wide
+
+    def _batches(self, task: Task, draw: Draw, tokens: Any) -> list[Batch]:  # a tensor
+        batches = super()._batches(task, draw, tokens)
+        with self._store.device.gathering():
+            return [self._moved(batch) for batch in batches]
+
+    def _moved(self, batch: Batch) -> Batch:
+        device = self._store.device.torch_device
+        return {
+            name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+            for name, value in batch.items()
+        }
+
+
+def _no_arena() -> Any:
+    raise AssertionError("windows on a device have no arena on the host")
+
+
+def _raw_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.int64 if dtype == np.uint16 else torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,0 +1,405 @@
+/* Files to a CUDA device: a pool of threads that never touch Python.
+
+   Each thread reads into its own two pinned stages in turn and asks for the copy of one while it fills the
+   other. With Python threads doing the same, their turns with Python's lock kept an H200 at 0.79 of its copy
+   ceiling even without any other work in the process; this reaches 0.96 (docs/design/2026-11-15-load.md).
+   The twin in Python is `TorchRing` in pump.py.
+
+   Only the driver library is used, and it is looked for when a pool is made: this compiles and imports where
+   there is no CUDA. */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PAGE 4096        /* what O_DIRECT wants offsets and lengths to be multiples of */
+#define DISABLE_TIMING 2 /* CU_EVENT_DISABLE_TIMING: such events cost less */
+#define STAGES 2
+
+enum { FINE, FILE_ENDED = -1, CUDA_FAILED = -2, CANCELLED = -3 };
+
+static struct {
+    int (*retain)(void **context, int device);
+    int (*set_context)(void *context);
+    int (*create)(void **event, unsigned flags);
+    int (*destroy)(void *event);
+    int (*record)(void *event, void *stream);
+    int (*synchronize)(void *event);
+    int (*wait)(void *stream, void *event, unsigned flags);
+    int (*copy)(uint64_t target, const void *source, size_t bytes, void *stream);
+    int (*pin)(void **memory, size_t bytes, unsigned flags);
+    int (*unpin)(void *memory);
+} cuda;
+
+static const char *load_driver(void)
+{
+    struct {
+        const char *name;
+        void *slot;
+    } calls[] = {{"cuDevicePrimaryCtxRetain", &cuda.retain}, {"cuCtxSetCurrent", &cuda.set_context},
+                 {"cuEventCreate", &cuda.create},            {"cuEventDestroy_v2", &cuda.destroy},
+                 {"cuEventRecord", &cuda.record},            {"cuEventSynchronize", &cuda.synchronize},
+                 {"cuStreamWaitEvent", &cuda.wait},          {"cuMemcpyHtoDAsync_v2", &cuda.copy},
+                 {"cuMemHostAlloc", &cuda.pin},              {"cuMemFreeHost", &cuda.unpin}};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (!library)
+        return dlerror();
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        if (!(*(void **)calls[i].slot = dlsym(library, calls[i].name)))
+            return calls[i].name;
+    return NULL;
+}
+
+typedef struct {
+    int file;
+    int64_t offset;
+    size_t bytes;
+    uint64_t target;
+} Piece;
+
+typedef struct Pool Pool;
+
+/* What one call of `submit` asks for. Held by the pool until it is done and by Python until it is dropped. */
+typedef struct Job {
+    struct Job *next;
+    Pool *pool;
+    void *after, *ready; /* events: not before the one; the other once all has been copied */
+    int state, done, holders;
+    int count;
+    Piece pieces[];
+} Job;
+
+struct Pool {
+    pthread_mutex_t lock;
+    pthread_cond_t asked, done;
+    Job *first, *last;
+    void *context, *stream;
+    size_t step;
+    int closing, threads, holders;
+    pthread_t ids[];
+};
+
+typedef struct {
+    char *memory;
+    void *copied[STAGES];
+    int in_flight[STAGES], next;
+} Ring;
+
+static int make_ring(Pool *pool, Ring *ring)
+{
+    if (cuda.set_context(pool->context) || cuda.pin((void **)&ring->memory, pool->step * STAGES, 0))
+        return CUDA_FAILED;
+    for (int i = 0; i < STAGES; i++)
+        if (cuda.create(&ring->copied[i], DISABLE_TIMING))
+            return CUDA_FAILED;
+    return FINE;
+}
+
+static void free_ring(Ring *ring)
+{
+    for (int i = 0; i < STAGES; i++) {
+        if (ring->in_flight[i])
+            cuda.synchronize(ring->copied[i]);
+        if (ring->copied[i])
+            cuda.destroy(ring->copied[i]);
+    }
+    if (ring->memory)
+        cuda.unpin(ring->memory);
+}
+
+/* Fill [0, wanted) of a stage; more may come when the read is rounded up. */
+static int fill(int file, char *stage, size_t wanted, size_t asked, int64_t offset)
+{
+    size_t got = 0;
+    while (got < wanted) {
+        ssize_t more = pread(file, stage + got, asked - got, offset + (int64_t)got);
+        if (more < 0 && errno != EINTR)
+            return errno;
+        if (more == 0)
+            return FILE_ENDED;
+        got += more > 0 ? (size_t)more : 0;
+    }
+    return FINE;
+}
+
+/* Read in steps that end on multiples of the step, so that neighbours read each page once. */
+static int pump(Pool *pool, Ring *ring, Piece piece)
+{
+    while (piece.bytes) {
+        size_t lead = piece.offset % PAGE, step = pool->step - (size_t)(piece.offset % (int64_t)pool->step);
+        size_t here = step < piece.bytes ? step : piece.bytes;
+        size_t asked = (lead + here + PAGE - 1) / PAGE * PAGE;
+        int now = ring->next, problem;
+        char *stage = ring->memory + now * pool->step;
+        ring->next = (now + 1) % STAGES;
+        if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
+            return CUDA_FAILED;
+        if ((problem = fill(piece.file, stage, lead + here, asked, piece.offset - (int64_t)lead)))
+            return problem;
+        if (cuda.copy(piece.target, stage + lead, here, pool->stream) ||
+            cuda.record(ring->copied[now], pool->stream))
+            return CUDA_FAILED;
+        ring->in_flight[now] = 1;
+        piece.offset += (int64_t)here, piece.target += here, piece.bytes -= here;
+    }
+    return FINE;
+}
+
+static int run_job(Pool *pool, Ring *ring, Job *job)
+{
+    int problem = FINE;
+    if (job->after && cuda.wait(pool->stream, job->after, 0))
+        return CUDA_FAILED;
+    for (int i = 0; i < job->count && !problem; i++)
+        problem = pump(pool, ring, job->pieces[i]);
+    return !problem && cuda.record(job->ready, pool->stream) ? CUDA_FAILED : problem;
+}
+
+static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
+{
+    int last = --pool->holders == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (last)
+        free(pool);
+}
+
+static void finish(Job *job, int state) /* with the lock held */
+{
+    job->state = state;
+    job->done = 1;
+    if (--job->holders == 0) {
+        cuda.destroy(job->ready);
+        job->pool->holders--;
+        free(job);
+    }
+}
+
+static void *work(void *argument)
+{
+    Pool *pool = argument;
+    Ring ring = {0};
+    int broken = make_ring(pool, &ring);
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->first && !pool->closing)
+            pthread_cond_wait(&pool->asked, &pool->lock);
+        Job *job = pool->first;
+        if (!job)
+            break;
+        if (!(pool->first = job->next))
+            pool->last = NULL;
+        int state = pool->closing ? CANCELLED : broken;
+        if (!state) {
+            pthread_mutex_unlock(&pool->lock);
+            state = run_job(pool, &ring, job);
+            pthread_mutex_lock(&pool->lock);
+        }
+        finish(job, state);
+        pthread_cond_broadcast(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    free_ring(&ring);
+    return NULL;
+}
+
+static void close_pool(Pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    int was_closing = pool->closing;
+    pool->closing = 1;
+    pthread_cond_broadcast(&pool->asked);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->threads && !was_closing; i++)
+        pthread_join(pool->ids[i], NULL);
+}
+
+static void free_pool(PyObject *capsule)
+{
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    Py_BEGIN_ALLOW_THREADS
+    close_pool(pool);
+    pthread_mutex_lock(&pool->lock);
+    drop_pool(pool);
+    Py_END_ALLOW_THREADS
+}
+
+static void free_job(PyObject *capsule)
+{
+    Job *job = PyCapsule_GetPointer(capsule, "job");
+    Pool *pool = job->pool;
+    pthread_mutex_lock(&pool->lock);
+    if (--job->holders == 0) {
+        cuda.set_context(pool->context);
+        cuda.destroy(job->ready);
+        free(job);
+        drop_pool(pool);
+    } else
+        pthread_mutex_unlock(&pool->lock);
+}
+
+static PyObject *failed(int problem)
+{
+    if (problem == FILE_ENDED)
+        PyErr_SetNone(PyExc_EOFError);
+    else if (problem == CUDA_FAILED)
+        PyErr_SetString(PyExc_RuntimeError, "the CUDA driver refused to copy");
+    else if (problem == CANCELLED)
+        PyErr_SetString(PyExc_RuntimeError, "the pool was closed");
+    else {
+        errno = problem;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return NULL;
+}
+
+static PyObject *py_open(PyObject *self, PyObject *args)
+{
+    int device, threads;
+    Py_ssize_t step;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "iinK", &device, &threads, &step, &stream))
+        return NULL;
+    const char *missing = load_driver();
+    if (missing) {
+        PyErr_SetString(PyExc_OSError, missing);
+        return NULL;
+    }
+    if (threads < 1 || step < PAGE || step % PAGE) {
+        PyErr_SetString(PyExc_ValueError, "a pool has threads, and stages of whole pages");
+        return NULL;
+    }
+    Pool *pool = calloc(1, sizeof(Pool) + threads * sizeof(pthread_t));
+    if (!pool)
+        return PyErr_NoMemory();
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->asked, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->stream = (void *)(uintptr_t)stream;
+    pool->step = step;
+    pool->holders = 1;
+    if (cuda.retain(&pool->context, device)) {
+        free(pool);
+        return failed(CUDA_FAILED);
+    }
+    while (pool->threads < threads && !pthread_create(&pool->ids[pool->threads], NULL, work, pool))
+        pool->threads++;
+    return PyCapsule_New(pool, "pool", free_pool);
+}
+
+static PyObject *py_close(PyObject *self, PyObject *capsule)
+{
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    if (!pool)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    close_pool(pool);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static int parse_pieces(PyObject *list, Job *job)
+{
+    for (int i = 0; i < job->count; i++) {
+        Piece *piece = &job->pieces[i];
+        long long offset;
+        Py_ssize_t bytes;
+        unsigned long long target;
+        PyObject *one = PyList_GetItem(list, i);
+        if (!one || !PyArg_ParseTuple(one, "iLnK", &piece->file, &offset, &bytes, &target))
+            return -1;
+        piece->offset = offset, piece->bytes = bytes, piece->target = target;
+    }
+    return 0;
+}
+
+static PyObject *py_submit(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *list;
+    unsigned long long after;
+    if (!PyArg_ParseTuple(args, "OOK", &capsule, &list, &after))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    Py_ssize_t count = pool ? PyList_Size(list) : -1;
+    if (count < 0)
+        return NULL;
+    Job *job = calloc(1, sizeof(Job) + count * sizeof(Piece));
+    if (!job)
+        return PyErr_NoMemory();
+    job->count = (int)count;
+    job->after = (void *)(uintptr_t)after;
+    job->pool = pool;
+    job->holders = 2;
+    if (parse_pieces(list, job)) {
+        free(job);
+        return NULL;
+    }
+    if (cuda.set_context(pool->context) || cuda.create(&job->ready, DISABLE_TIMING)) {
+        free(job);
+        return failed(CUDA_FAILED);
+    }
+    pthread_mutex_lock(&pool->lock);
+    pool->holders++;
+    if (pool->closing)
+        finish(job, CANCELLED);
+    else if (pool->last)
+        pool->last = pool->last->next = job;
+    else
+        pool->first = pool->last = job;
+    pthread_cond_signal(&pool->asked);
+    pthread_mutex_unlock(&pool->lock);
+    return PyCapsule_New(job, "job", free_job);
+}
+
+static PyObject *py_finish(PyObject *self, PyObject *capsule)
+{
+    Job *job = PyCapsule_GetPointer(capsule, "job");
+    if (!job)
+        return NULL;
+    int state;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&job->pool->lock);
+    while (!job->done)
+        pthread_cond_wait(&job->pool->done, &job->pool->lock);
+    state = job->state;
+    pthread_mutex_unlock(&job->pool->lock);
+    Py_END_ALLOW_THREADS
+    if (state)
+        return failed(state);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_wait(PyObject *self, PyObject *args)
+{
+    PyObject *capsule;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &stream))
+        return NULL;
+    Job *job = PyCapsule_GetPointer(capsule, "job");
+    if (!job)
+        return NULL;
+    if (cuda.wait((void *)(uintptr_t)stream, job->ready, 0))
+        return failed(CUDA_FAILED);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"open", py_open, METH_VARARGS,
+     "open(device, threads, step, stream): a pool whose threads have pinned stages of `step` bytes"},
+    {"close", py_close, METH_O, "close(pool): end its threads; what has not begun is cancelled; safe twice"},
+    {"submit", py_submit, METH_VARARGS,
+     "submit(pool, [(file, offset, bytes, target), ...], after): a job, begun once event `after` is done"},
+    {"finish", py_finish, METH_O, "finish(job): wait until its copies have been asked for, or raise why not"},
+    {"wait", py_wait, METH_VARARGS, "wait(job, stream): let a stream wait for the copies of a finished job"},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pump",
+                                    "Files to a CUDA device, by threads that never touch Python.", -1, methods};
+
+PyMODINIT_FUNC PyInit__pump(void) { return PyModule_Create(&module); }

@@ -1,0 +1,1 @@
+"""Shards as samples and chunks of verified bytes."""

@@ -1,0 +1,379 @@
+"""Reading shard files: verified, shared by all reading threads.
+
+Every block has a digest beside the manifest. It is checked when a block is first read, by reading the
+whole block, and remembered; after that reads take just the bytes they need. A bad block raises, or is
+remembered as bad for the caller to skip and count, by policy. A file that can be brought again is, once
+for each bad block, before that.
+
+Any thread may call any method.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stoker.errors import BadShardError, StokerError, StorageError, UsageError
+from stoker.formats.zstd import SeekableReader
+from stoker.reading.engines import ENGINES, Bytes, Engine, Scratch
+
+_OPEN_FILES = 256  # kept open; beyond that a file is opened for one read
+
+
+class Files(Protocol):
+    """Where the dataset's files lie: a folder, or a cache that brings them near first. Called from
+    reading threads."""
+
+    def local_path(self, name: str) -> Path: ...
+
+
+@runtime_checkable
+class CachedFiles(Files, Protocol):
+    """Files that may be evicted when they are not read, and brought again when they are damaged."""
+
+    open_files: int  # how many a reader may keep open: an open file takes its space, evicted or not
+
+    def release(self, name: str) -> None: ...
+
+    def refetch(self, name: str, *, damaged: int) -> None:
+        """Bring it again, unless the inode found damaged (0: none was there) has been replaced already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder on a mounted filesystem."""
+
+    root: Path
+
+    def local_path(self, name: str) -> Path:
+        return self.root / name
+
+
+@dataclass(kw_only=True, slots=True)
+class Damage:
+    """What was found bad so far."""
+
+    blocks: int = 0
+    samples: int = 0
+    named: list[str] = field(default_factory=list)
+    healed: list[str] = field(default_factory=list)
+
+
+class ShardReader:
+    """Reads stretches of a dataset's files and verifies each block the first time."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        sizes: dict[str, int],
+        digests: dict[str, npt.NDArray[np.uint64]],
+        block_bytes: int,
+        engine: str = "pread",
+        on_corrupt: str = "raise",
+    ) -> None:
+        if on_corrupt not in ("raise", "skip"):
+            raise UsageError(f"on_corrupt={on_corrupt!r} is unknown", hint="use 'raise' or 'skip'")
+        if engine not in ENGINES:
+            raise UsageError(f"reader={engine!r} is unknown", hint=f"use one of {', '.join(ENGINES)}")
+        self._engine = ENGINES[engine]()
+        self._files, self._sizes, self._digests = files, sizes, digests
+        self.block_bytes = block_bytes
+        self.skips = on_corrupt == "skip"
+        self._good = {name: np.zeros(len(blocks), bool) for name, blocks in digests.items()}
+        self._bad: dict[str, set[int]] = {}
+        self._cached = files if isinstance(files, CachedFiles) else None
+        self._most_open = self._cached.open_files if self._cached else _OPEN_FILES
+        self._handles: dict[str, Any] = {}
+        self._replaced: list[Any] = []  # handles of damaged files: others may be reading from them
+        self._passing: Counter[str] = Counter()  # opened for one read
+        self._inodes: dict[str, int] = {}
+        self._healed: set[tuple[str, int]] = set()
+        self._renewals: Counter[str] = Counter()  # how often a file was brought again
+        self._renewing = threading.Lock()
+        self._seen = _Seen()
+        self._scratch = Scratch()
+        self._lock = threading.Lock()
+        self.damage = Damage()
+
+    def read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
+        """Fill `out` with the bytes from `start` on; the stretches of it that are damaged (by policy)."""
+        while True:
+            self._seen.renewals = self._renewals[name]
+            with suppress(_BroughtAgainError):
+                return self._read(name, start, out)
+
+    def _read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
+        with self._opened(name) as handle:
+            self._read_bytes(name, handle, start, out)
+            if not len(self._digests[name]):
+                return []
+            first, last = start // self.block_bytes, (start + len(out) - 1) // self.block_bytes
+            for block in (first + np.flatnonzero(~self._good[name][first : last + 1])).tolist():
+                self._verify(name, handle, block, start, out)
+        return self._bad_parts(name, start, len(out)) if name in self._bad else []
+
+    def stretches(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Where the blocks of a stretch are verified, and, one by one, those that are not yet."""
+        size = self.block_bytes
+        while start < stop:
+            good = self._good[name][start // size : -(-stop // size)]
+            verified = len(good) if good.all() else int(np.argmin(good))
+            end = min(stop, (start // size + max(1, verified)) * size)
+            yield start, end, verified > 0
+            start = end
+
+    def read_block(self, name: str, offset: int, stage: Bytes) -> tuple[bool, int]:
+        """Read and verify the block around an offset; whether it is good, and where in it the offset is."""
+        block, lead = divmod(offset, self.block_bytes)
+        begin = offset - lead
+        whole = stage[: min(self.block_bytes, self._sizes[name] - begin)]
+        while True:
+            self._seen.renewals = self._renewals[name]
+            with suppress(_BroughtAgainError):
+                with self._opened(name) as handle:
+                    self._read_bytes(name, handle, begin, whole)
+                return self._judge(name, block, whole), lead
+
+    def distrust(self, name: str, start: int, stop: int) -> None:
+        """Verify the blocks of a stretch anew."""
+        self._good[name][start // self.block_bytes : -(-stop // self.block_bytes)] = False
+
+    def open(self, name: str) -> _Opened:
+        """The file for others to read from, where the engine's handles are open files."""
+        opened = self._opened(name)
+        if opened.handle is None:
+            raise FileNotFoundError(name)
+        return opened
+
+    def descriptor(self, name: str) -> int | None:
+        """The open file, if it stays open until this reader is closed."""
+        with self._opened(name) as handle:
+            return handle if name in self._handles else None
+
+    def path(self, name: str) -> Path:
+        return self._files.local_path(name)
+
+    def _verify(self, name: str, handle: Any, block: int, start: int, out: Bytes) -> None:
+        begin = block * self.block_bytes
+        end = min(begin + self.block_bytes, self._sizes[name])
+        inside = out[max(0, begin - start) : end - start]
+        whole = inside
+        if len(inside) < end - begin:
+            whole = self._scratch.take(end - begin)
+            self._read_bytes(name, handle, begin, whole)
+        self._judge(name, block, whole)
+        if whole is not inside:  # what is handed on must be the very bytes that were verified
+            from_start = max(start - begin, 0)
+            inside[:] = whole[from_start : from_start + len(inside)]
+
+    def _judge(self, name: str, block: int, whole: Bytes) -> bool:
+        is_good = xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block])
+        if is_good:
+            self._good[name][block] = True
+        else:
+            self._bring_again(name, block, self._problem(name, block))
+            self._mark_bad(name, block)
+        return is_good
+
+    def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> None:
+        try:
+            if handle is not None:
+                self._engine.read(handle, start, out)
+            return
+        except EOFError:
+            what = f"ends before byte {start + len(out):,}, its manifest says {self._sizes[name]:,}"
+        except OSError as error:
+            what = f"cannot be read at byte {start:,}: {error.strerror}"
+        self._bring_again(name, start // self.block_bytes, f"{name} {what}")
+        self._unreadable(name, what)
+
+    def _bring_again(self, name: str, block: int, problem: str) -> None:
+        """Have a damaged file brought again, where that is possible, and the read begin anew. Once for each
+        block: what is damaged twice is so at its origin."""
+        if self._cached is None:
+            return
+        with self._renewing:
+            if self._renewals[name] > self._seen.renewals:  # another thread saw to it meanwhile
+                raise _BroughtAgainError
+            if (name, block) in self._healed:
+                return
+            self._healed.add((name, block))
+            if self._refetched(name, problem):
+                raise _BroughtAgainError
+
+    def _refetched(self, name: str, problem: str) -> bool:
+        assert self._cached
+        try:
+            self._cached.refetch(name, damaged=self._inodes.get(name, 0))
+        except StokerError as error:
+            if self.skips:
+                return False
+            raise BadShardError(
+                f"{problem}, and cannot be brought again: {error.message}", hint=error.hint
+            ) from error
+        with self._lock:
+            self.damage.healed.append(f"{problem}: brought again")
+            if name in self._handles:
+                self._replaced.append(self._handles.pop(name))
+            self._renewals[name] += 1
+        return True
+
+    def _problem(self, name: str, block: int) -> str:
+        at = block * self.block_bytes
+        return f"{name}: block {block} (bytes {at:,} to {at + self.block_bytes:,}) differs from its digest"
+
+    def _mark_bad(self, name: str, block: int) -> None:
+        problem = self._problem(name, block)
+        with self._lock:
+            if block in self._bad.setdefault(name, set()):
+                return
+            self._bad[name].add(block)
+            self.damage.blocks += 1
+            self.damage.named.append(problem)
+        if not self.skips:
+            raise BadShardError(f"{problem}: its data is damaged", hint=self.cure(name))
+
+    def _unreadable(self, name: str, what: str) -> None:
+        if not self.skips:
+            raise BadShardError(f"{name} {what}", hint=self.cure(name))
+        # the digests will not match what is in the buffer, which marks the blocks as bad
+
+    def _bad_parts(self, name: str, start: int, length: int) -> list[tuple[int, int]]:
+        size = self.block_bytes
+        parts = ((b * size - start, (b + 1) * size - start) for b in sorted(self._bad[name]))
+        return [(max(0, a), min(length, z)) for a, z in parts if a < length and z > 0]
+
+    def cure(self, name: str) -> str:
+        return (
+            f"delete {self._files.local_path(name)} and stage or copy it again; `stoker prepare verify` "
+            "lists all damage; on_corrupt='skip' trains on without it"
+        )
+
+    def _opened(self, name: str) -> _Opened:
+        with self._lock:
+            if name in self._handles:
+                return _Opened(self._engine, self._handles[name], keep=True)
+        try:
+            handle = self._open_file(name)
+        except OSError as error:
+            if self.skips:
+                self._unreadable(name, str(error))
+                return _Opened(self._engine, None, keep=True)
+            raise StorageError(
+                f"cannot open {self._files.local_path(name)}: {error.strerror}", hint=self._open_hint(error)
+            ) from error
+        with self._lock:
+            keep = name not in self._handles and len(self._handles) < self._most_open
+            if keep:
+                self._handles[name] = handle
+            else:
+                self._passing[name] += 1
+        return _Opened(self._engine, handle, keep=keep, then=None if keep else partial(self._release, name))
+
+    def _open_file(self, name: str) -> Any:
+        path = self._files.local_path(name)
+        if self._cached:
+            if not path.exists():  # somebody tidied up
+                self._cached.refetch(name, damaged=0)
+            self._inodes[name] = path.stat().st_ino
+        return self._engine.open(path)
+
+    def _release(self, name: str) -> None:
+        """A read is over; when no other thread reads the file either, it may be evicted."""
+        with self._lock:
+            self._passing[name] -= 1
+            is_read = self._passing[name] > 0 or name in self._handles
+        if self._cached and not is_read:
+            self._cached.release(name)
+
+    @staticmethod
+    def _open_hint(error: OSError) -> str:
+        if error.errno == 22:
+            return "this filesystem has no O_DIRECT: use reader='pread'"
+        return "check that the shard was staged, and its permissions"
+
+    def close(self) -> None:
+        """Close the files; safe twice."""
+        with self._lock:
+            handles, self._handles = self._handles, {}
+            replaced, self._replaced = self._replaced, []
+        for handle in (*handles.values(), *replaced):
+            with suppress(OSError):
+                self._engine.close(handle)
+        for name in handles:
+            self._release(name)
+
+
+class _Seen(threading.local):
+    """How often the file had been brought again when this thread began to read it."""
+
+    renewals = 0
+
+
+class _BroughtAgainError(Exception):
+    """The file was replaced by a whole one: what was read of it does not count."""
+
+
+class _Opened:
+    """A handle for one read, closed after it unless it is kept."""
+
+    def __init__(
+        self, engine: Engine, handle: Any, *, keep: bool, then: Callable[[], None] | None = None
+    ) -> None:
+        self._engine, self.handle, self._keep, self._then = engine, handle, keep, then
+
+    def __enter__(self) -> Any:
+        return self.handle
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._keep:
+            self._engine.close(self.handle)
+        if self._then:
+            self._then()
+
+
+class PlainFile(io.RawIOBase):
+    """A file of the dataset as a stream of verified bytes; what the zstd reader decompresses from."""
+
+    def __init__(self, reader: ShardReader, name: str, size: int) -> None:
+        super().__init__()
+        self._reader, self._name, self._size, self._at = reader, name, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:  # any writable buffer
+        length = max(0, min(len(buffer), self._size - self._at))
+        out = np.frombuffer(buffer, np.uint8)[:length]
+        if length:
+            if self._reader.read(self._name, self._at, out):
+                # part of an index or of a compressed frame: nothing of it can be used
+                raise BadShardError(f"{self._name} is damaged", hint=self._reader.cure(self._name))
+            self._at += length
+        return length
+
+
+def open_zstd(reader: ShardReader, name: str, size: int) -> SeekableReader:
+    """The plain bytes of a compressed file. One thread at a time."""
+    file: Any = PlainFile(reader, name, size)
+    return SeekableReader(file, name=name)

@@ -1,0 +1,1 @@
+"""Bring files next to the GPU, once per node."""

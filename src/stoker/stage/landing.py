@@ -1,0 +1,128 @@
+"""Where a large file lands: every slice written, noted in the map, followed by the file's digest."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import xxhash
+
+from stoker.errors import BadShardError
+from stoker.stage.digest import Follower
+from stoker.stage.part import SLICE_BYTES, Part, check, write_all
+
+_WRITE_BACK_BYTES = 8 << 20  # asked of the disk at a time, so that the final sync finds little to do
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+@contextmanager
+def landing(part: Part, number: int) -> Iterator[Landing]:
+    """The sink of one file of a part: verified and on the disk when the block ends well."""
+    handle = part.open(number)
+    try:
+        place = Landing(part, number, handle)
+        try:
+            yield place
+            place.finish()
+        finally:
+            place.close()
+    finally:
+        os.close(handle)
+
+
+class Landing:
+    """A sink. `write` may be called from many threads, of which each has a slice of its own."""
+
+    def __init__(self, part: Part, number: int, handle: int) -> None:
+        self._part, self._number, self._handle = part, number, handle
+        self._file = part.unit.files[number]
+        self._first = part.slices(number).start
+        self._running: dict[int, xxhash.xxh3_64] = {}  # slices that have landed in part
+        self._early: dict[int, list[tuple[int, int]]] = {}  # pieces that came before the one before them
+        self._lock = threading.Lock()
+        self._front, self._end = self._first, part.slices(number).stop  # landed whole up to the front
+        digest = self._file.digest
+        self._follower = Follower(handle, self._file.bytes, like=digest) if digest else None
+        self._advance()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        write_all(self._handle, data, offset)
+        if self._follower:
+            self._follower.offer(offset, data)
+        index, start = divmod(offset, SLICE_BYTES)
+        slice_number = self._first + index
+        size = self._part.sizes[slice_number]
+        if len(data) == size:
+            self._part.note(slice_number, size, xxhash.xxh3_64_intdigest(data))
+        else:
+            with self._lock:
+                self._add(slice_number, start, data)
+        if self._part.landed[slice_number] == size:
+            self._advance()
+            if (index + 1) * SLICE_BYTES % _WRITE_BACK_BYTES == 0:
+                _write_back(self._handle, index * SLICE_BYTES + SLICE_BYTES - _WRITE_BACK_BYTES)
+
+    def finish(self) -> None:
+        """Check the whole file and bring it to the disk."""
+        missing = self._part.missing(self._number)
+        if missing:
+            raise BadShardError(
+                f"{self._file.url} did not arrive whole: {len(missing)} stretches are missing",
+                hint="run the same command again",
+            )
+        found = self._follower.digest() if self._follower else ""
+        check(self._file, self._file.bytes, found)
+        os.fdatasync(self._handle)
+
+    def close(self) -> None:
+        if self._follower:
+            self._follower.close()
+
+    def _add(self, slice_number: int, start: int, data: memoryview) -> None:
+        """A piece of a slice. What was not read just now is read back from the page cache."""
+        landed = self._part.landed[slice_number]
+        if start > landed:
+            self._early.setdefault(slice_number, []).append((start, start + len(data)))
+            return
+        running = self._running.get(slice_number) or self._rehash(slice_number, landed)
+        running.update(data[landed - start :])
+        landed = max(landed, start + len(data))
+        for begin, end in sorted(self._early.get(slice_number, ())):
+            if begin <= landed < end:
+                running.update(self._read(slice_number, landed, end))
+                landed = end
+        self._running[slice_number] = running
+        self._part.note(slice_number, landed, running.intdigest())
+
+    def _rehash(self, slice_number: int, landed: int) -> xxhash.xxh3_64:
+        return xxhash.xxh3_64(self._read(slice_number, 0, landed))
+
+    def _read(self, slice_number: int, start: int, stop: int) -> bytes:
+        return os.pread(self._handle, stop - start, (slice_number - self._first) * SLICE_BYTES + start)
+
+    def _advance(self) -> None:
+        with self._lock:
+            landed, sizes = self._part.landed, self._part.sizes
+            while self._front < self._end and landed[self._front] == sizes[self._front]:
+                self._running.pop(self._front, None)
+                self._front += 1
+            if self._follower:
+                self._follower.advance(min((self._front - self._first) * SLICE_BYTES, self._file.bytes))
+
+
+def _write_back(handle: int, offset: int) -> None:
+    """Ask the kernel to begin writing; a filesystem that cannot is written at the final sync."""
+    with suppress(AttributeError):
+        _libc().sync_file_range(
+            handle, ctypes.c_int64(offset), ctypes.c_int64(_WRITE_BACK_BYTES), _SYNC_FILE_RANGE_WRITE
+        )
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)

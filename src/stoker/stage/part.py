@@ -1,0 +1,279 @@
+"""A unit on its way: its files as far as they have landed, and a map that says how far that is.
+
+    FOLDER/map      a line of JSON that names the unit, then 16 bytes a slice: bytes landed and their xxh3
+    FOLDER/0 1 …    the files, in the unit's order; gone from here once published
+
+The map is written after the bytes. Nothing in it is trusted: whoever goes on with a part hashes what
+lies on the disk and keeps the slices that are what the map says. A torn write, a lost page or a foreign
+leftover therefore costs a slice to be fetched again, and nothing else.
+
+A folder belongs to one owner. Another may move it to a name of his own only when the first is known to be
+dead; else he copies, hash by hash, into files of his own: a paused owner that wakes up writes into
+files that nobody will ever publish.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import xxhash
+
+from stoker.errors import BadShardError
+from stoker.stage.digest import digest_of
+from stoker.stage.plan import Unit
+from stoker.wire.origin import RemoteFile
+
+SLICE_BYTES = 1 << 20
+
+_SYNC_EACH = 16
+_ENTRY = struct.Struct("<QQ")  # bytes landed from the start of the slice, and their xxh3
+
+
+class Part:
+    """A unit's landing place. Sinks may be written from many threads; the rest is one thread's."""
+
+    def __init__(self, folder: Path, unit: Unit, *, root: Path) -> None:
+        """Begin, or go on with what lies in `folder`; `root` is where the unit's files will be."""
+        self.folder, self.unit = folder, unit
+        # plain strings where there may be thousands: a Path costs more than the system call it is for
+        base = root / unit.folder
+        self._homes = [f"{base}/{file.name}" for file in unit.files]
+        self._first = _first_slices(unit)
+        self.sizes = [size for file in unit.files for size in _slice_sizes(file)]
+        self.landed = [0] * len(self.sizes)  # of each slice, from its start
+        self._published = [False] * len(unit.files)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._adopt_own()
+        self._map = os.open(folder / "map", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._entries_at = self._write_header()
+
+    def _adopt_own(self) -> None:
+        """Keep what lies here already, if it is this unit's."""
+        if not is_part_of(self.folder, self.unit):
+            return
+        for _, slice_number, data in _sound_slices(self.folder, self.unit, self._homes):
+            self.landed[slice_number] = len(data)
+        for number in range(len(self.unit.files)):
+            moved = not (self.folder / str(number)).exists() and os.path.exists(self._homes[number])
+            if moved and self.unit.files[number].bytes and not self.missing(number):
+                self._published[number] = True
+            elif moved:  # what lies at home is not this content: it is fetched anew
+                for slice_number in self.slices(number):
+                    self.landed[slice_number] = 0
+
+    def copy_from(self, other: Path) -> None:
+        """Take over what has landed in another's folder, who may still be writing to it."""
+        mine = handle = -1
+        for number, slice_number, data in _sound_slices(other, self.unit, self._homes):
+            if self.landed[slice_number] >= len(data):
+                continue
+            if number != mine:
+                _close(handle)
+                mine, handle = number, self.open(number)
+            offset = (slice_number - self._first[number]) * SLICE_BYTES
+            write_all(handle, data, offset)
+            self.note(slice_number, len(data), xxhash.xxh3_64_intdigest(data))
+        _close(handle)
+
+    def missing(self, number: int) -> list[tuple[int, int]]:
+        """The stretches of a file that have yet to land."""
+        ranges: list[tuple[int, int]] = []
+        for slice_number in self.slices(number):
+            begin = (slice_number - self._first[number]) * SLICE_BYTES
+            start, stop = begin + self.landed[slice_number], begin + self.sizes[slice_number]
+            if start == stop:
+                continue
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((start, stop))
+        return ranges
+
+    def put(self, number: int, data: memoryview) -> None:
+        """A whole small file, out of one hand."""
+        file = self.unit.files[number]
+        check(file, len(data), digest_of(data, file.digest) if file.digest else "")
+        handle = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(handle, data, 0)
+        finally:
+            os.close(handle)
+        for slice_number in self.slices(number):
+            at = (slice_number - self._first[number]) * SLICE_BYTES
+            piece = data[at : at + SLICE_BYTES]
+            self.note(slice_number, len(piece), xxhash.xxh3_64_intdigest(piece))
+
+    def forget(self, number: int) -> None:
+        """Trust nothing of this file: it will be fetched from its first byte."""
+        for slice_number in self.slices(number):
+            self.note(slice_number, 0, 0)
+
+    def sync(self) -> None:
+        """Small files to the disk: a few one by one; many at once, since a sync each would take longer than
+        to fetch them, although that waits for what others wrote to the same filesystem too."""
+        if len(self._homes) > _SYNC_EACH and not ctypes.CDLL(None).syncfs(self._map):
+            return
+        for number in range(len(self._homes)):
+            with suppress(FileNotFoundError), (self.folder / str(number)).open("rb") as file:
+                os.fdatasync(file.fileno())
+
+    def publish(self, record: bytes) -> Path:
+        """Move the files to their names. Everything is verified and on the disk. Returns the record's
+        place, for the caller to move to its own: what others look for comes last."""
+        for folder in {os.path.dirname(home) for home in self._homes}:
+            os.makedirs(folder, exist_ok=True)
+        for number, home in enumerate(self._homes):
+            if self._published[number]:
+                continue
+            if not self.unit.files[number].bytes:
+                self.put(number, memoryview(b""))
+            os.rename(self._path(number), home)
+        path = self.folder / "record"
+        path.write_bytes(record)
+        return path
+
+    def close(self) -> None:
+        """Close the map; safe twice."""
+        _close(self._map)
+        self._map = -1
+
+    def remove(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def landed_bytes(self) -> int:
+        return sum(self.landed)
+
+    def open(self, number: int) -> int:
+        """A handle on a file of the part, at its full size; to be closed."""
+        handle = os.open(self.folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.truncate(handle, self.unit.files[number].bytes)
+        return handle
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}/{number}"
+
+    def slices(self, number: int) -> range:
+        """The numbers of a file's slices."""
+        return range(self._first[number], self._first[number + 1])
+
+    def note(self, slice_number: int, landed: int, digest: int) -> None:
+        """The first bytes of a slice are on their place. Any thread, one per slice."""
+        os.pwrite(self._map, _ENTRY.pack(landed, digest), self._entries_at + slice_number * _ENTRY.size)
+        self.landed[slice_number] = landed
+
+    def _write_header(self) -> int:
+        header = _header(self.unit)
+        if os.pread(self._map, len(header), 0) != header:
+            os.ftruncate(self._map, 0)
+            os.pwrite(self._map, header, 0)
+        os.ftruncate(self._map, len(header) + len(self.landed) * _ENTRY.size)
+        return len(header)
+
+
+def is_part_of(folder: Path, unit: Unit) -> bool:
+    """Whether what lies in this folder is on its way to be this very unit."""
+    header = _header(unit)
+    try:
+        with (folder / "map").open("rb") as file:
+            return file.read(len(header)) == header
+    except OSError:
+        return False
+
+
+def reserved_bytes(folder: Path) -> tuple[int, int]:
+    """What the files of a part will take in the end, and how much of it they have not taken yet."""
+    try:
+        with (folder / "map").open("rb") as file:
+            total = sum(one["bytes"] for one in json.loads(file.readline())["files"])
+    except (OSError, ValueError, KeyError):
+        return 0, 0
+    taken = 0
+    for path in entries(folder):
+        with suppress(OSError):
+            taken += path.stat().st_blocks * 512
+    return total, max(0, total - taken)
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing if it is gone, as others' folders may be at any moment."""
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[int, int, bytes]]:
+    """The slices of a part whose bytes are what its map says: file, slice, bytes. A file that is
+    gone from here may have been published just before its owner died: then it lies at home."""
+    if not is_part_of(folder, unit):
+        return
+    first = _first_slices(unit)
+    entries = (folder / "map").read_bytes()[len(_header(unit)) :]
+    for number in range(len(unit.files)):
+        path = folder / str(number)
+        with suppress(FileNotFoundError), open(path if path.exists() else homes[number], "rb") as file:
+            for slice_number in range(first[number], first[number + 1]):
+                entry = entries[slice_number * _ENTRY.size : (slice_number + 1) * _ENTRY.size]
+                landed, digest = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
+                begin = (slice_number - first[number]) * SLICE_BYTES
+                if not 0 < landed <= min(SLICE_BYTES, unit.files[number].bytes - begin):
+                    continue
+                data = os.pread(file.fileno(), landed, begin)
+                if xxhash.xxh3_64_intdigest(data) == digest:
+                    yield number, slice_number, data
+
+
+def _header(unit: Unit) -> bytes:
+    return record_bytes(unit) + b"\n"
+
+
+def record_bytes(unit: Unit) -> bytes:
+    """A unit as JSON, on one line."""
+    files = [
+        {"name": f.name, "url": f.url, "bytes": f.bytes, "version": f.version, "digest": f.digest}
+        for f in unit.files
+    ]
+    return json.dumps({"folder": unit.folder, "files": files}).encode()
+
+
+def _first_slices(unit: Unit) -> list[int]:
+    """The number of each file's first slice, and how many there are."""
+    first = [0]
+    for file in unit.files:
+        first.append(first[-1] - -file.bytes // SLICE_BYTES)
+    return first
+
+
+def _slice_sizes(file: RemoteFile) -> list[int]:
+    whole, rest = divmod(file.bytes, SLICE_BYTES)
+    return [SLICE_BYTES] * whole + [rest] * (rest > 0)
+
+
+def check(file: RemoteFile, size: int, digest: str) -> None:
+    if size != file.bytes or (digest and digest != file.digest):
+        found = f"{size:,} bytes, {digest or 'no digest'}"
+        raise BadShardError(
+            f"{file.url} arrived as {found}; it should be {file.bytes:,} bytes, {file.digest or 'no digest'}",
+            hint="it was damaged on the way or at its origin: run the same command again, or check the "
+            "origin with `stoker prepare verify`",
+        )
+
+
+def write_all(handle: int, data: memoryview | bytes, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        wrote = os.pwrite(handle, view, offset)
+        view, offset = view[wrote:], offset + wrote
+
+
+def _close(handle: int) -> None:
+    if handle >= 0:
+        os.close(handle)

@@ -1,0 +1,110 @@
+"""Who reads what: a unit that a living process has pinned is never evicted.
+
+    CACHE/.stoker/pins/NAME          lines `+KEY` and `-KEY`, written by one process
+    CACHE/.stoker/pins/NAME.lease    its lease: as long as it is held, the pins count
+
+A lease rather than a kernel lock, because the folder may be shared between nodes; on one node a dead holder
+is known at once, elsewhere after the lease's time.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from pathlib import Path
+
+from stoker.leases.lease import Claim, Lease
+from stoker.leases.owner import Owner
+
+
+class Pins:
+    """What this process reads. Any thread; `close` lets go of everything."""
+
+    def __init__(self, folder: Path, *, ttl_s: float, purpose: str) -> None:
+        self._folder, self._ttl_s, self._purpose = folder, ttl_s, purpose
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None
+        self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+
+    def add(self, key: str) -> None:
+        """Pin a unit (again): on the disk before this returns, so that no evictor overlooks it."""
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+            if self._counts[key] == 1:
+                self._say(f"+{key}\n")
+
+    def drop(self, key: str) -> None:
+        """Let go of it (once)."""
+        with self._lock:
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+                self._say(f"-{key}\n")
+
+    def close(self) -> None:
+        """Let go of everything; safe twice."""
+        with self._lock:
+            self._counts.clear()
+            lease, self._lease = self._lease, None
+            if lease:
+                self._path.unlink(missing_ok=True)
+                lease.release()
+
+    def _say(self, line: str) -> None:
+        if self._lease is None:
+            self._lease = Claim(_lease_of(self._path), ttl_s=self._ttl_s, purpose=self._purpose).try_take()
+        with self._path.open("ab") as file:  # closed each time: a network filesystem shows it to others then
+            file.write(line.encode())
+
+
+class PinView:
+    """What living processes read, as seen from here; remembers since when a holder has been silent."""
+
+    def __init__(self, folder: Path, *, ttl_s: float) -> None:
+        self._folder, self._ttl_s = folder, ttl_s
+        self._claims: dict[str, Claim] = {}
+        self.is_sure = True  # no holder was met that may be dead without anybody here knowing
+
+    def holders(self) -> dict[str, tuple[str, ...]]:
+        """Who holds each pinned unit. The pins of the dead are removed on the way."""
+        found: dict[str, tuple[str, ...]] = {}
+        self.is_sure = True
+        for name in sorted({name.removesuffix(".lease") for name in os.listdir(self._folder)}):
+            path = self._folder / name
+            claim = self._claims.setdefault(
+                name, Claim(_lease_of(path), ttl_s=self._ttl_s, purpose="clearing pins")
+            )
+            if lease := claim.try_take():
+                path.unlink(missing_ok=True)
+                lease.release()
+                del self._claims[name]
+                continue
+            owner = claim.holder()
+            self.is_sure = self.is_sure and owner is not None and _is_near(owner)
+            for key in _pinned_in(path):
+                found[key] = (*found.get(key, ()), str(owner or f"the owner of {path}"))
+        return found
+
+
+def _is_near(owner: Owner) -> bool:
+    """Whether its death would have been seen at once: a process of this boot and these namespaces."""
+    me = Owner.this_process(token="", epoch=0, purpose="", ttl_s=0.0)
+    near = (me.host, me.boot, me.pid_namespace)
+    return all(near) and (owner.host, owner.boot, owner.pid_namespace) == near
+
+
+def _lease_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lease")
+
+
+def _pinned_in(path: Path) -> set[str]:
+    pinned: set[str] = set()
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        return pinned
+    for line in lines:
+        (pinned.add if line.startswith("+") else pinned.discard)(line[1:])
+    return pinned

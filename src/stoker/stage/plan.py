@@ -1,0 +1,185 @@
+"""What to bring, where it goes, and what gives way: pure, nothing here touches a disk or a network.
+
+A *unit* is what one process fetches under one lease: a large file alone, or a bundle of small ones. Units
+depend on the collection only, never on who asks or in which order, so that everybody who shares a cache
+folder cuts the same work into the same pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection as Names
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import xxhash
+
+from stoker.errors import UsageError
+from stoker.wire.hub import HubPath, parse_hub
+from stoker.wire.origin import Collection, RemoteFile
+
+SMALL_BYTES = 8 << 20  # a file up to this size travels whole and shares lease and sync with others
+BUNDLE_BYTES = 64 << 20
+BUNDLE_FILES = 1024
+NAME_BYTES = 255  # what Linux filesystems allow for one name
+
+# What a reader needs before anything else: alone in a unit, so that it waits for nothing else.
+_FIRST = ("manifest.json", "blocks.xxh3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """Files that are fetched together: `folder` is where they go, below the cache's folder."""
+
+    key: str
+    folder: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def is_bundle(self) -> bool:
+        return all(file.bytes <= SMALL_BYTES for file in self.files)
+
+    def same_content(self, other: Unit) -> bool:
+        """Whether both mean the very same bytes; a file that changed at its origin does not."""
+        return self.folder == other.folder and [_content(f) for f in self.files] == [
+            _content(f) for f in other.files
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What a unit that lies in the cache takes, when it was last used, and who holds it now."""
+
+    key: str
+    bytes: int
+    used_at: float
+    holders: tuple[str, ...] = ()
+
+
+def units_of(collection: Collection, *, folder: str) -> tuple[Unit, ...]:
+    """Cut a collection into units: what is needed first, then large files alone and small ones bundled."""
+    first = [file for file in collection.files if file.name in _FIRST]
+    rest = [file for file in collection.files if file.name not in _FIRST]
+    groups = [first] if first else []
+    groups += [[file] for file in rest if file.bytes > SMALL_BYTES]
+    groups += _bundles(file for file in rest if file.bytes <= SMALL_BYTES)
+    return tuple(_unit(folder, group) for group in groups)
+
+
+def in_order(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]:
+    """The units that hold these files, each once, in the order in which the names first ask for them."""
+    holder = {file.name: unit for unit in units for file in unit.files}
+    wanted = list(dict.fromkeys(names))
+    unknown = [name for name in wanted if name not in holder]
+    if unknown:
+        raise UsageError(
+            f"there is no {unknown[0]} here", hint=f"one of {', '.join(sorted(holder)[:5])}, ..."
+        )
+    return list(dict.fromkeys(holder[name] for name in wanted))
+
+
+def evictions(
+    holdings: Sequence[Holding], *, need_bytes: int, keep: Names[str] = ()
+) -> tuple[str, ...] | None:
+    """Which units give way so that at least `need_bytes` come free: the longest unused first, and never
+    one that somebody holds. None if that cannot be: then nothing should go, for nothing would come of it."""
+    if need_bytes <= 0:
+        return ()
+    free, going = 0, []
+    for held in sorted(holdings, key=lambda held: (held.used_at, held.key)):
+        if held.holders or held.key in keep:
+            continue
+        going.append(held)
+        free += held.bytes
+        if free >= need_bytes:
+            return tuple(held.key for held in _without_spare(going, free - need_bytes))
+    return None
+
+
+def folder_of(collection: Collection, *, hub_cache: bool = False) -> str:
+    """Where a collection lies below the cache's folder, under a name that a person can read:
+    `s3/bucket/prefix`, `https/host/path`, `hub/models/org/name/COMMIT`, `local/mnt/nfs/corpus`."""
+    if collection.kind == "hub":
+        return _hub_folder(collection, hub_cache=hub_cache)
+    if "://" not in collection.url:
+        return "/".join(["local", *safe_parts(_above(collection, collection.url))])
+    parts = urlsplit(collection.url)
+    path = _above(collection, parts.path)
+    tail = [_digest(parts.query)[:8]] if parts.query else []
+    return "/".join([parts.scheme, *safe_parts(f"{parts.netloc.rpartition('@')[2]}/{path}"), *tail])
+
+
+def hub_cache_folder(place: HubPath) -> str:
+    """The folder of a repository in a Hugging Face cache: `models--org--name`."""
+    return f"{place.kind}s--{place.repo.replace('/', '--')}"
+
+
+def safe_parts(path: str) -> list[str]:
+    """The parts of a path as file names: nothing that climbs, hides among our own, or is too long."""
+    return [_safe(part) for part in path.split("/") if part]
+
+
+def _above(collection: Collection, path: str) -> str:
+    """The folder: a single file lies in the one its path names."""
+    return path.rpartition("/")[0] if collection.kind == "file" else path
+
+
+def _hub_folder(collection: Collection, *, hub_cache: bool) -> str:
+    place = parse_hub(collection.url)
+    whole = any(parse_hub(file.url).path == place.path for file in collection.files)  # one file, not a folder
+    below = safe_parts(place.path.rpartition("/")[0] if whole else place.path)
+    if hub_cache:  # as huggingface_hub lays it out, so that its readers find it offline
+        return "/".join([hub_cache_folder(place), "snapshots", collection.revision, *below])
+    return "/".join(["hub", f"{place.kind}s", *safe_parts(place.repo), collection.revision, *below])
+
+
+def _safe(part: str) -> str:
+    if part in (".", "..", ".stoker"):
+        return f"%{part}"
+    part = part.replace("\0", "%00")
+    if len(part.encode()) <= NAME_BYTES:
+        return part
+    return part.encode()[: NAME_BYTES - 20].decode(errors="ignore") + "~" + _digest(part)
+
+
+def _unit(folder: str, files: Sequence[RemoteFile]) -> Unit:
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", files[0].name.rpartition("/")[2])[:60].lstrip(".")
+    names = "\0".join([folder, *(file.name for file in files)])
+    return Unit(key=f"{readable}-{_digest(names)}", folder=folder, files=tuple(files))
+
+
+def _bundles(files: Iterable[RemoteFile]) -> list[list[RemoteFile]]:
+    bundles: list[list[RemoteFile]] = []
+    room = -1
+    for file in files:
+        if room < file.bytes or len(bundles[-1]) == BUNDLE_FILES:
+            bundles.append([])
+            room = BUNDLE_BYTES
+        bundles[-1].append(file)
+        room -= file.bytes
+    return bundles
+
+
+def _content(file: RemoteFile) -> tuple[str, int, str]:
+    # with a digest the version says nothing more: the same bytes uploaded again are the same bytes
+    return file.name, file.bytes, file.digest or file.version
+
+
+def _without_spare(going: Sequence[Holding], spare: int) -> list[Holding]:
+    """Leave what is not needed after all, most recently used first."""
+    kept = []
+    for held in reversed(going):
+        if held.bytes <= spare:
+            spare -= held.bytes
+        else:
+            kept.append(held)
+    return kept[::-1]
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())

@@ -1,0 +1,75 @@
+"""Bring units before they are asked for, in the order in which they will be.
+
+Threads take the next unit and bring it. When the budget is used up by what was brought for later, they
+wait until the reader has moved on: what was brought and not used yet is never evicted for what comes later.
+What a prefetch could not bring is not an error yet: whoever needs the file meets the reason himself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from stoker.errors import CacheFullError, StokerError
+from stoker.stage.plan import Unit
+
+AT_ONCE = 4  # units; each of them has several connections
+_LOOK_AGAIN_S = 1.0  # for room that another process made
+_NOT_AT_ONCE_S = 0.1  # a reader lets go of files many times a second, and looking for room is not free
+
+
+class Prefetcher:
+    """Brings units in the background. `close` when `bring` has been told to stop."""
+
+    def __init__(self, bring: Callable[[Unit], None], *, at_once: int = AT_ONCE) -> None:
+        self._bring, self._at_once = bring, at_once
+        self._units: deque[Unit] = deque()
+        self._moved = threading.Condition()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    def follow(self, units: Sequence[Unit]) -> None:
+        """Bring these, in this order; what was asked for earlier and has not begun gives way."""
+        with self._moved:
+            self._units = deque(units)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            for _ in range(min(self._at_once - len(self._threads), len(units))):
+                thread = threading.Thread(target=self._run, name="stoker-prefetch", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._moved.notify_all()
+
+    def moved_on(self) -> None:
+        """The reader let go of something: there may be room now."""
+        with self._moved:
+            self._moved.notify_all()
+
+    def close(self) -> None:
+        """End the threads; safe twice."""
+        with self._moved:
+            self._closed = True
+            self._moved.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while unit := self._next():
+            try:
+                self._bring(unit)
+            except CacheFullError:
+                self._wait_for_room(unit)
+            except StokerError:
+                continue
+
+    def _next(self) -> Unit | None:
+        with self._moved:
+            return self._units.popleft() if self._units and not self._closed else None
+
+    def _wait_for_room(self, unit: Unit) -> None:
+        """It goes first when something may have given way."""
+        with self._moved:
+            self._units.appendleft(unit)
+            self._moved.wait_for(lambda: self._closed, _NOT_AT_ONCE_S)
+            if not self._closed:
+                self._moved.wait(_LOOK_AGAIN_S)

@@ -1,0 +1,178 @@
+"""Room for what comes: a byte budget and the disk's free space, shared by all processes of a cache folder.
+
+Room is given out by one process at a time, under a lease: it counts what lies here and what is on its way,
+evicts what was longest unused if the budget asks for it, and lets the caller make its part folder, which
+is the reservation. Without a budget nothing is ever evicted: what one job staged, another must not lose.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Collection as Names
+
+from stoker.errors import CacheFullError
+from stoker.formats.sizes import say_size
+from stoker.leases.lease import Claim, Lease
+from stoker.stage.part import Part
+from stoker.stage.pins import PinView
+from stoker.stage.plan import Holding, Unit, evictions
+from stoker.stage.shelf import Shelf
+
+_SPARE_BYTES = 16 << 20  # left on the disk for the books, the leases and everybody else
+_POLL_S = 0.02
+
+
+class Room:
+    """Gives out the space of a cache folder. Any thread."""
+
+    def __init__(self, shelf: Shelf, *, budget_bytes: int, ttl_s: float) -> None:
+        self._shelf, self._budget, self._ttl_s = shelf, budget_bytes, ttl_s
+        self._pins = PinView(shelf.pins_folder(), ttl_s=ttl_s)
+
+    @property
+    def is_limited(self) -> bool:
+        return self._budget > 0
+
+    def reserve(self, unit: Unit, begin: Callable[[], Part], *, ahead: Names[str] | None = None) -> Part:
+        """Make room for a unit and begin it. With `ahead` it is not urgent: these units do not give way, and
+        nobody waits to see whether a holder is still alive."""
+        if not self._budget:  # whoever is late finds the disk full while writing: no need to queue here
+            if (short := self._short_bytes(unit)) > 0:
+                raise self.full(unit, short)
+            return begin()
+        self.check_fits([unit])
+        silent_at = time.monotonic() + 2 * self._ttl_s
+        while True:
+            with self._alone():
+                short = self._short_bytes(unit)
+                holdings = self.holdings()
+                going = evictions(holdings, need_bytes=short, keep={unit.key, *(ahead or ())})
+                if going is not None and self._evict_all(going):
+                    return begin()
+                doubtful = going is not None or not self._pins.is_sure
+            # a holder on another node may be dead: its silence shows only after a while
+            if not doubtful or time.monotonic() > silent_at or ahead is not None:
+                raise self.full(unit, short)
+            time.sleep(_POLL_S)
+
+    def fit(self, unit_bytes: int, *, most: int) -> int:
+        """How many units of this size take half of the budget: what a reader may hold at a time."""
+        if not self._budget or not unit_bytes:
+            return most
+        return max(1, min(most, self._budget // 2 // unit_bytes))
+
+    def holdings(self) -> list[Holding]:
+        """What lies here, and who holds it."""
+        holders = self._pins.holders()
+        return [
+            Holding(
+                key=record.unit.key,
+                bytes=record.unit.bytes,
+                used_at=record.used_at,
+                holders=holders.get(record.unit.key, ()),
+            )
+            for record in self._shelf.records()
+        ]
+
+    def full(self, unit: Unit, short: int) -> CacheFullError:
+        """Why a unit does not fit, and what holds the space."""
+        limit = f"its budget of {say_size(self._budget)}"
+        hint = "end what reads there, raise the budget, or choose a folder on a larger disk"
+        if not self._budget:
+            limit = f"a disk with {say_size(self._free())} free"
+            hint = (
+                "free space there or choose another folder; with a budget the longest unused files give way"
+            )
+        return CacheFullError(
+            f"{unit.files[0].url} ({say_size(unit.bytes)}) does not fit into {self._shelf.folder}: "
+            f"{say_size(short)} too much for {limit}; it holds {self._held(unit)}",
+            hint=hint,
+        )
+
+    def _held(self, unit: Unit) -> str:
+        taken: dict[str, int] = {}
+        for held in self.holdings():
+            name = f"that {', '.join(held.holders)} reads" if held.holders else "that nobody reads"
+            taken[name] = taken.get(name, 0) + held.bytes
+        coming = sum(whole for key, (whole, _) in self._shelf.parts().items() if key != unit.key)
+        if coming:
+            taken["on its way"] = coming
+        return "; ".join(f"{say_size(count)} {name}" for name, count in taken.items()) or "nothing yet"
+
+    def sweep(self) -> None:
+        """Clear what dead processes left and nobody will come back for."""
+        self._pins.holders()
+        for key in dict.fromkeys(self._shelf.leftovers()):
+            claim = self._claim(key)
+            if lease := claim.try_take() or claim.try_take():  # what a release left shows at a second look
+                with lease:
+                    self._shelf.clear(key)
+
+    def check_fits(self, units: Sequence[Unit]) -> None:
+        """Refuse at once what the budget could never hold together."""
+        total = sum(unit.bytes for unit in units)
+        if self._budget and total > self._budget:
+            raise CacheFullError(
+                f"{units[0].files[0].url}{_and_more(units)}: {say_size(total)}, and the whole budget is "
+                f"{say_size(self._budget)}",
+                hint="raise the budget, or stage a share: --share node/nodes",
+            )
+
+    def empty(self) -> None:
+        """Evict everything that nobody holds."""
+        with self._alone():
+            for held in self.holdings():
+                if not held.holders:
+                    self._evict(held.key)
+
+    def _short_bytes(self, unit: Unit) -> int:
+        """How much must come free: for the budget, or for the disk, whichever is more."""
+        parts = self._shelf.parts()
+        _, rest = parts.pop(unit.key, (0, unit.bytes))
+        others = sum(left for _, left in parts.values())
+        short = rest + others + _SPARE_BYTES - self._free()
+        if self._budget:
+            lying = sum(record.unit.bytes for record in self._shelf.records() if record.unit.key != unit.key)
+            coming = sum(whole for whole, _ in parts.values())
+            short = max(short, lying + coming + unit.bytes - self._budget)
+        return short
+
+    def _free(self) -> int:
+        facts = os.statvfs(self._shelf.folder)
+        return facts.f_bavail * facts.f_frsize
+
+    def _evict_all(self, keys: Sequence[str]) -> bool:
+        gone = [self._evict(key) for key in keys]
+        return all(gone)
+
+    def _evict(self, key: str) -> bool:
+        """Remove a unit, unless somebody fetches or pins it just now."""
+        lease = self._claim(key).try_take()
+        if lease is None:
+            return False
+        with lease:
+            if (record := self._shelf.record(key)) is None:
+                return True
+            hidden = self._shelf.forget(key)
+            # a reader pins first and looks second: either it finds nothing now, or we see its pin
+            if self._pins.holders().get(key):
+                self._shelf.put_back(key, hidden)
+                return False
+            self._shelf.remove(record.unit, hidden)
+        return True
+
+    def _claim(self, key: str) -> Claim:
+        return Claim(self._shelf.lease_path(key), ttl_s=self._ttl_s, purpose="eviction")
+
+    def _alone(self) -> Lease:
+        claim = Claim(self._shelf.room_path(), ttl_s=self._ttl_s, purpose="making room")
+        while not (lease := claim.try_take()):
+            time.sleep(_POLL_S)
+        return lease
+
+
+def _and_more(units: Sequence[Unit]) -> str:
+    more = sum(len(unit.files) for unit in units) - 1
+    return f" and {more:,} more" if more else ""

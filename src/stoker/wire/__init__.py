@@ -1,0 +1,1 @@
+"""Bytes of remote files, over plain HTTP connections."""

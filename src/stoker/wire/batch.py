@@ -1,0 +1,109 @@
+"""Bringing many small files: a lane sends the next requests before it has read the first answer.
+
+So the way to a distant server and back is paid once for all requests under way, without a thread for
+each. At 30 ms a request, 800 files came in 1.2 s; four threads with a request each would need 6 s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stoker.errors import DeniedError
+from stoker.wire.answers import Busy
+from stoker.wire.http import NetworkError
+from stoker.wire.readers import Reader, Source, begin, finish, hear, read_whole, renew
+from stoker.wire.transfer import Abandoned, Course, Lane, Means
+
+if TYPE_CHECKING:
+    from stoker.wire.origin import RemoteFile
+
+DEPTH = 8
+MOST_LANES = 8  # with DEPTH: 64 requests under way; more of them meet SlowDown on one prefix of a store
+_FILES_A_TURN = 256  # after so many a lane sees whether another transfer waits
+
+_Asked = tuple[Source, Reader]
+
+
+class BatchTransfer:
+    """Whole small files. `take` and `is_over` are called with the lock held, what `take` gives without."""
+
+    def __init__(
+        self,
+        files: Sequence[RemoteFile],
+        *,
+        deliver: Callable[[RemoteFile, memoryview], None],
+        on_bytes: Callable[[int], None],
+        means: Means,
+    ) -> None:
+        self.active = 0
+        self.course = Course(f"{files[0].url} and {len(files) - 1:,} more", means)
+        addresses = means.book.look_up([file.url for file in files])
+        self._pending = deque(Source(file, addresses[file.url]) for file in files)
+        self._deliver, self._on_bytes, self._means = deliver, on_bytes, means
+
+    @property
+    def is_over(self) -> bool:
+        return not self.active and (not self._pending or self.course.error is not None)
+
+    def take(self, others: int) -> Callable[[Lane], None] | None:
+        return self._run if self._pending and self.active < MOST_LANES else None
+
+    def _run(self, lane: Lane) -> None:
+        flight: deque[_Asked] = deque()
+        try:
+            for source in self._turn():
+                flight.append((source, self._ask(source)))
+                if len(flight) == DEPTH:
+                    self._receive(*flight.popleft(), lane)
+            while flight:
+                self._receive(*flight.popleft(), lane)
+        except (NetworkError, Busy):
+            while flight:  # the other answers are on their way and may be good
+                with suppress(NetworkError, Busy):
+                    self._receive(*flight.popleft(), lane)
+            raise
+        finally:
+            for _, reader in flight:
+                self.course.leave(reader)
+
+    def _turn(self) -> Iterator[Source]:
+        with suppress(IndexError):  # another lane took the last one
+            for _ in range(_FILES_A_TURN):
+                yield self._pending.popleft()
+
+    def _ask(self, source: Source) -> Reader:
+        means = self._means
+        try:
+            reader = begin(source, 0, source.file.bytes, client=means.client, book=means.book)
+        except BaseException:
+            self._pending.append(source)
+            raise
+        self.course.enter(reader)
+        return reader
+
+    def _receive(self, source: Source, reader: Reader, lane: Lane) -> None:
+        try:
+            self._deliver(source.file, self._read(source, reader, lane))
+        except BaseException as error:
+            self._pending.append(source)
+            if isinstance(error, DeniedError):
+                renew(source, source.address, error, book=self._means.book)
+            raise
+        finally:
+            self.course.leave(reader)
+        self.course.landed(source.file.bytes)
+        self._on_bytes(source.file.bytes)
+
+    def _read(self, source: Source, reader: Reader, lane: Lane) -> memoryview:
+        count = source.file.bytes
+        self.course.wait_for_rate(count)
+        hear(source, reader, 0, count)
+        view = lane.buffer(count)
+        read_whole(source, reader, view)
+        finish(source, reader)
+        if self.course.error:
+            raise Abandoned
+        return view

@@ -1,0 +1,272 @@
+"""Connections to any number of hosts, kept open between requests: proxies, certificates, redirects."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from base64 import b64encode
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from stoker.errors import StorageError
+from stoker.wire.http import HEAD_BYTES, Address, Answer, Connection, NetworkError
+
+if TYPE_CHECKING:
+    import ssl
+
+CONNECT_TIMEOUT_S = 10.0
+_MOST_REDIRECTS = 5
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host to connect to, and the proxy on the way there."""
+
+    scheme: str
+    host: str
+    port: int
+    proxy: str = ""
+
+
+class Client:
+    """Asks, and keeps connections whose answers were read to the end. Any thread may use it."""
+
+    def __init__(self, *, timeout_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
+        self._idle: dict[Endpoint, list[Connection]] = defaultdict(list)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._lock = threading.Lock()
+
+    def connect(self, endpoint: Endpoint) -> Connection:
+        plug = _plug(endpoint, self._tls if endpoint.scheme == "https" else None, self._timeout_s)
+        through_proxy = bool(endpoint.proxy) and endpoint.scheme == "http"
+        return Connection(
+            plug,
+            host=endpoint.host,
+            waits_for_all=endpoint.scheme == "http",  # a secured socket gives a record at a time
+            absolute=f"http://{endpoint.host}:{endpoint.port}" if through_proxy else "",
+            always=_proxy_key(endpoint.proxy) if through_proxy else "",
+        )
+
+    def idle(self, endpoint: Endpoint) -> Connection | None:
+        with self._lock:
+            idle = self._idle.get(endpoint)
+            return idle.pop() if idle else None
+
+    def keep(self, endpoint: Endpoint, connection: Connection) -> None:
+        with self._lock:
+            self._idle[endpoint].append(connection)
+
+    def endpoint(self, address: Address) -> Endpoint:
+        root = address.root
+        if root not in self._endpoints:
+            self._endpoints[root] = self._found(urlsplit(root))
+        return self._endpoints[root]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            idle = [connection for each in self._idle.values() for connection in each]
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+
+    def _found(self, parts: SplitResult) -> Endpoint:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return Endpoint(parts.scheme, parts.hostname or "", port, self._proxies.of(parts))
+
+    @cached_property
+    def _proxies(self) -> Proxies:
+        return Proxies()
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """The system's certificates, or those of SSL_CERT_FILE."""
+        import ssl  # 13 ms, and a store next door speaks plain http
+
+        return ssl.create_default_context()
+
+
+class Exchange:
+    """One question and its answer, over as many connections and redirects as it takes."""
+
+    def __init__(self, client: Client, address: Address, *, headers: str = "") -> None:
+        self.asked = self.address = address  # redirects change the second
+        self._client = client
+        self._headers = headers
+        self._endpoint = client.endpoint(address)
+        self._connection = self._ask()
+
+    def answer(self) -> Answer:
+        """The head of the answer; `address` is then where it came from."""
+        for _ in range(_MOST_REDIRECTS):
+            answer = self._hear()
+            location = answer.headers.get("location")
+            if answer.status not in _REDIRECTS or not location:
+                return answer
+            self.text()
+            self.close()
+            self.address = self.address.moved(location)
+            self._endpoint = self._client.endpoint(self.address)
+            self._connection = self._ask()
+        raise StorageError(
+            f"{self.address.url.partition('?')[0]} redirects without end", hint="check the URL in a browser"
+        )
+
+    def read_into(self, view: memoryview) -> int:
+        return self._connection.read_into(view)
+
+    def finish(self) -> bool:
+        """Whether the body ends here."""
+        return not self._connection.read_into(memoryview(bytearray(1)))
+
+    def text(self) -> str:
+        """The beginning of the body: what a refusal says."""
+        view = memoryview(bytearray(4096))
+        return str(view[: self._connection.read_into(view)], "utf-8", "replace")
+
+    def body(self) -> bytes:
+        """All of it."""
+        data, view = bytearray(), memoryview(bytearray(64 << 10))
+        while count := self._connection.read_into(view):
+            data += view[:count]
+        return bytes(data)
+
+    def interrupt(self) -> None:
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        """Keep the connection if the answer was read to its end; it is of no more use otherwise."""
+        if self._connection.reusable:
+            self._client.keep(self._endpoint, self._connection)
+        else:
+            self._connection.close()
+
+    def _ask(self) -> Connection:
+        while connection := self._client.idle(self._endpoint):
+            try:
+                connection.send(self.address, self._headers)
+                return connection
+            except NetworkError:  # the server closed it while it was idle
+                connection.close()
+        return self._ask_afresh()
+
+    def _ask_afresh(self) -> Connection:
+        connection = self._client.connect(self._endpoint)
+        try:
+            connection.send(self.address, self._headers)
+        except NetworkError:
+            connection.close()
+            raise
+        return connection
+
+    def _hear(self) -> Answer:
+        try:
+            return self._connection.answer()
+        except NetworkError:
+            if not self._connection.answers:
+                raise
+            # It has answered before: most likely the server closed it just as we asked.
+            self._connection.close()
+            self._connection = self._ask_afresh()
+            return self._connection.answer()
+
+
+class Proxies:
+    """The proxies of the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), read once."""
+
+    def __init__(self) -> None:
+        self._proxies: dict[str, str] = {}
+        if {name.lower() for name in os.environ} & {"http_proxy", "https_proxy", "all_proxy"}:
+            from urllib.request import getproxies  # 20 ms, and most machines have no proxy
+
+            self._proxies = getproxies()
+
+    def of(self, url: SplitResult) -> str:
+        if not self._proxies:
+            return ""
+        from urllib.request import proxy_bypass
+
+        if proxy_bypass(url.netloc):
+            return ""
+        proxy = self._proxies.get(url.scheme, self._proxies.get("all", ""))
+        return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+
+
+def _plug(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
+    """A socket to the endpoint, through its proxy, secured if it is to be."""
+    place = urlsplit(endpoint.proxy) if endpoint.proxy else None
+    host, port = (place.hostname or "", place.port or 3128) if place else (endpoint.host, endpoint.port)
+    try:
+        raw = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise NetworkError(f"cannot connect to {host} port {port}: {error}") from error
+    try:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is None:
+            return _timed_by_the_kernel(raw, timeout_s)
+        if endpoint.proxy:
+            _tunnel(raw, endpoint)
+        return _secured(raw, tls, endpoint.host, timeout_s)
+    except OSError as error:
+        raw.close()
+        raise NetworkError(f"cannot connect to {endpoint.host}: {error}") from error
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _timed_by_the_kernel(raw: socket.socket, timeout_s: float) -> socket.socket:
+    """MSG_WAITALL needs a socket that blocks; with a timeout of Python's own it would not."""
+    raw.settimeout(None)
+    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    return raw
+
+
+def _secured(raw: socket.socket, tls: ssl.SSLContext, host: str, timeout_s: float) -> socket.socket:
+    import ssl
+
+    raw.settimeout(timeout_s)
+    try:
+        return tls.wrap_socket(raw, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        raise StorageError(
+            f"the certificate of {host} is not trusted: {error.verify_message}",
+            hint="install the certificate's authority on this system, or name its file in SSL_CERT_FILE",
+        ) from error
+
+
+def _tunnel(raw: socket.socket, endpoint: Endpoint) -> None:
+    """Ask the proxy for a way through to the endpoint."""
+    place = f"{endpoint.host}:{endpoint.port}"
+    raw.sendall(f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n{_proxy_key(endpoint.proxy)}\r\n".encode())
+    head = b""
+    while b"\r\n\r\n" not in head:
+        received = raw.recv(1)  # byte by byte: what follows the head belongs to the secured connection
+        if not received or len(head) > HEAD_BYTES:
+            raise NetworkError(f"the proxy closed the connection to {place}")
+        head += received
+    if head[9:12] != b"200":
+        reason = head.splitlines()[0].decode("latin-1")
+        raise NetworkError(f"the proxy refuses a connection to {place}: {reason}")
+
+
+def _proxy_key(proxy: str) -> str:
+    parts = urlsplit(proxy)
+    if not parts.username:
+        return ""
+    secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return f"Proxy-Authorization: Basic {b64encode(secret).decode()}\r\n"

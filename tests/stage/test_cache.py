@@ -1,0 +1,316 @@
+"""A cache folder, fed from a folder that stands for a slow filesystem."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.errors import CacheFullError, StorageError, UsageError
+from stoker.stage.cache import default_folder
+from stoker.stage.holdings import held_folders
+from stoker.stage.run import parse_share, stage
+
+BIG = 9 << 20  # above what travels in bundles: a unit of its own
+
+
+@pytest.fixture
+def origin(tmp_path) -> Path:
+    """Three large files and some small ones."""
+    folder = tmp_path / "origin"
+    (folder / "deep").mkdir(parents=True)
+    for number in range(3):
+        (folder / f"big-{number}").write_bytes(bytes([number + 1]) * BIG)
+    for number in range(5):
+        (folder / "deep" / f"small-{number}").write_bytes(bytes([number]) * number)
+    return folder
+
+
+@pytest.fixture
+def near_of(tmp_path):
+    """Make caches on one folder; closed at the end."""
+    caches = []
+
+    def make(origin, **options):
+        caches.append(stoker.Cache(tmp_path / "cache", **options))
+        return caches[-1].at(origin)
+
+    yield make
+    for cache in caches:
+        cache.close()
+
+
+def inodes(folder):
+    return {path.name: path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+def books(cache_folder, *names):
+    return [p.name for name in names for p in (cache_folder / ".stoker" / name).rglob("*")]
+
+
+def test_a_folder_is_staged_whole(origin, tmp_path, snapshot):
+    assert snapshot(stoker.fetch(str(origin), cache=tmp_path / "cache")) == snapshot(origin)
+    assert books(tmp_path / "cache", "parts", "leases", "pins") == []
+
+
+def test_staging_again_fetches_nothing(origin, tmp_path):
+    with stoker.Cache(tmp_path / "cache") as cache:
+        first = stage(str(origin), cache)
+    with stoker.Cache(tmp_path / "cache") as cache:
+        before = inodes(first.path)
+        again = stage(str(origin), cache)
+    assert (first.fetched_bytes, again.fetched_bytes) == (first.bytes, 0)
+    assert inodes(again.path) == before
+
+
+def test_a_single_file_gives_its_own_path(origin, tmp_path):
+    path = stoker.fetch(str(origin / "big-1"), cache=tmp_path / "cache")
+    assert path.name == "big-1"
+    assert path.read_bytes() == (origin / "big-1").read_bytes()
+
+
+def test_a_file_is_fetched_when_it_is_first_used(origin, near_of):
+    near = near_of(origin)
+    path = near.local_path("big-0")
+    assert path.read_bytes() == (origin / "big-0").read_bytes()
+    assert not (near.folder / "big-1").exists()
+
+
+def test_a_file_that_changed_at_its_origin_is_fetched_anew(origin, near_of):
+    path = near_of(origin).local_path("big-0")
+    (origin / "big-0").write_bytes(b"n" * BIG)
+    assert near_of(origin).local_path("big-0") == path
+    assert path.read_bytes() == b"n" * BIG
+
+
+def test_a_deleted_file_is_fetched_again(origin, near_of):
+    path = near_of(origin).local_path("big-0")
+    path.unlink()
+    assert near_of(origin).local_path("big-0").stat().st_size == BIG
+
+
+def test_threads_that_want_the_same_file_fetch_it_once(origin, near_of):
+    near, paths = near_of(origin), []
+    threads = [threading.Thread(target=lambda: paths.append(near.local_path("big-2"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({(path, path.stat().st_ino) for path in paths}) == 1
+
+
+def test_prefetching_brings_all_in_the_background(origin, near_of):
+    near = near_of(origin)
+    near.prefetch(["big-2", "deep/small-3"])
+    wait_until(lambda: (near.folder / "big-2").exists() and (near.folder / "deep/small-3").exists())
+    assert not (near.folder / "big-1").exists()
+
+
+def test_an_unknown_name_is_said(origin, near_of):
+    with pytest.raises(UsageError, match="there is no big-9"):
+        near_of(origin).local_path("big-9")
+
+
+def test_one_file_by_its_address(origin, tmp_path):
+    with stoker.Cache(tmp_path / "cache") as cache:
+        assert cache.local_path(origin / "big-0").stat().st_size == BIG
+        with pytest.raises(UsageError, match="not one file"):
+            cache.local_path(origin)
+
+
+# --- budget ---------------------------------------------------------------------------------------
+
+
+def test_the_longest_unused_gives_way(origin, near_of):
+    near = near_of(origin, budget=2 * BIG + 1000)
+    for name in ("big-0", "big-1"):
+        near.release(near.local_path(name).name)
+    os.utime(next(iter((near.cache.folder / ".stoker/units").glob("big-1*"))), (1, 1))
+    near.local_path("big-2")
+    assert sorted(path.name for path in near.folder.iterdir()) == ["big-0", "big-2"]
+
+
+def test_what_is_read_never_gives_way(origin, near_of):
+    near = near_of(origin, budget=2 * BIG)
+    held = [near.local_path("big-0"), near.local_path("big-1")]
+    with pytest.raises(CacheFullError, match=rf"that process {os.getpid()} on .* reads") as caught:
+        near.local_path("big-2")
+    assert "raise the budget" in caught.value.hint
+    assert [path.stat().st_size for path in held] == [BIG, BIG]
+    assert books(near.cache.folder, "parts", "leases") == []
+
+
+READER = """
+import sys, stoker
+near = stoker.Cache(sys.argv[1]).at(sys.argv[2])
+print(near.local_path("big-0"), near.local_path("big-1"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_living_reader_holds_what_it_reads_and_a_killed_one_nothing(origin, tmp_path, stoker_environ):
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", READER, tmp_path / "cache", origin],
+            env=stoker_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as reader,
+        stoker.Cache(tmp_path / "cache", budget=2 * BIG) as cache,
+    ):
+        held = [Path(path.decode()) for path in reader.stdout.readline().split()]
+        with pytest.raises(CacheFullError, match=f"that process {reader.pid} on .* reads"):
+            cache.at(origin).local_path("big-2")
+        assert [path.stat().st_size for path in held] == [BIG, BIG]
+        reader.kill()
+        reader.wait()
+        assert cache.at(origin).local_path("big-2").exists()
+        assert sum(path.exists() for path in held) == 1
+
+
+def test_without_a_budget_nothing_gives_way(origin, near_of, monkeypatch):
+    near = near_of(origin)
+    near.release(near.local_path("big-0").name)
+    monkeypatch.setattr("stoker.stage.room.Room._free", lambda self: BIG)
+    with pytest.raises(CacheFullError, match="that nobody reads") as caught:
+        near.local_path("big-1")
+    assert "budget" in caught.value.hint
+    assert (near.folder / "big-0").exists()
+
+
+def test_more_than_the_budget_is_refused_at_once(origin, tmp_path):
+    with (
+        stoker.Cache(tmp_path / "cache", budget=BIG) as cache,
+        pytest.raises(CacheFullError, match=r"the whole budget is 9\.4 MB"),
+    ):
+        stage(str(origin), cache)
+
+
+def test_prefetching_waits_until_the_reader_has_moved_on(origin, near_of):
+    near = near_of(origin, budget=2 * BIG + 1000)
+    near.local_path("big-0")
+    near.prefetch(["big-0", "big-1", "big-2"])
+    wait_until(lambda: (near.folder / "big-1").exists())
+    assert (near.folder / "big-0").exists()
+    near.local_path("big-1")
+    near.release("big-0")
+    wait_until(lambda: (near.folder / "big-2").exists())
+    assert not (near.folder / "big-0").exists()
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_a_cache_can_be_sent_to_a_spawned_process(origin, near_of):
+    near = pickle.loads(pickle.dumps(near_of(origin)))
+    assert near.local_path("big-0").stat().st_size == BIG
+    near.cache.close()
+
+
+def test_a_forked_child_is_refused(origin, near_of):
+    near = near_of(origin)
+    near.local_path("big-0")
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of what this is about
+        child = os.fork()
+    if not child:
+        try:
+            near.local_path("big-1")
+        except StorageError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    assert "forked" in said
+    assert "spawn" in said
+
+
+def test_a_closed_cache_is_said(origin, tmp_path):
+    with stoker.Cache(tmp_path / "cache") as cache:
+        near = cache.at(origin)
+    cache.close()
+    with pytest.raises(UsageError, match="closed"):
+        near.local_path("big-0")
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no /dev/shm here")
+def test_files_can_be_read_from_memory(origin, near_of, monkeypatch):
+    folder = Path(f"/dev/shm/kept-{os.getpid()}")
+    monkeypatch.setattr("stoker.stage.preload.shm_folder", lambda: folder)
+    near = near_of(origin, preload="shm")
+    path = near.local_path("big-0")
+    assert path.is_relative_to(folder)
+    assert path.read_bytes() == (origin / "big-0").read_bytes()
+    near.cache.close()
+    assert not path.exists()
+    assert [p for p in folder.rglob("*") if p.is_file()] == []
+    subprocess.run(["rm", "-r", folder], check=True)
+
+
+def test_what_does_not_fit_into_memory_is_read_from_the_disk(origin, near_of, monkeypatch, tmp_path):
+    monkeypatch.setattr("stoker.stage.preload.shm_folder", lambda: tmp_path / "shm")
+    monkeypatch.setattr("stoker.stage.preload.available_bytes", lambda: BIG)
+    near = near_of(origin, preload="shm")
+    assert near.local_path("big-0") == near.folder / "big-0"
+
+
+def test_the_page_cache_can_be_asked(origin, near_of):
+    assert near_of(origin, preload="page-cache").local_path("big-0").exists()
+
+
+def test_an_unknown_preload_is_said(tmp_path):
+    with pytest.raises(UsageError, match="preload='ram'"):
+        stoker.Cache(tmp_path, preload="ram")
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def test_the_default_folder_is_the_users_own(tmp_path, monkeypatch):
+    assert default_folder({"STOKER_CACHE": str(tmp_path)}) == tmp_path
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = default_folder({})
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.rmdir()
+    folder.symlink_to("/")
+    with pytest.raises(StorageError, match="belongs to somebody else"):
+        default_folder({})
+
+
+def test_what_lies_in_a_cache_can_be_listed(origin, near_of):
+    near = near_of(origin)
+    near.local_path("big-0")
+    (held,) = held_folders(near.cache.folder)
+    assert (held.path, held.files, held.bytes) == (near.folder, 1, BIG)
+    assert f"process {os.getpid()}" in held.holders[0]
+    with pytest.raises(UsageError, match="no cache folder"):
+        held_folders(origin)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3/3", "-1/2", "a/b", "1/2/3"])
+def test_an_impossible_share_is_said(text):
+    with pytest.raises(UsageError):
+        parse_share(text)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)

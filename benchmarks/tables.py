@@ -58,7 +58,40 @@ _STAGERS = {
     "huggingface_hub": "huggingface_hub",
 }
 
-TABLES: dict[str, Callable[[], str]] = {"prepare": prepare, "stage": stage}
+
+def load() -> str:
+    """Loaders of tokens, as they come in one process and with what they have in the background."""
+    report = json.loads((RESULTS / "load_tokens.json").read_text())
+    rows = ["| [8, 2048] batches, warm, 2 cores | Mtok/s | first batch | PSS |", "|---|---|---|---|"]
+    for name, facts in report["results"].items():
+        rate, first, held = (facts[key]["median"] for key in ("mtok_s", "first_batch_ms", "pss_mb"))
+        label = f"**{name}**" if name.startswith("stoker") else name
+        rows.append(f"| {label} | {rate:,.0f} | {first:,.0f} ms | {held:,.0f} MB |")
+    return "\n".join(rows) + "\n"
+
+
+def gpu() -> str:
+    """Feeding a card, as shares of what the machine can do."""
+    report = json.loads((RESULTS / "gpu_feed.json").read_text())
+    paths, training = report["paths"], report["training"]
+    waits = {name: training[name]["wait_share"] for name in ("stoker", "tutorial")}
+    tried = paths["page_cache_to_gpu"]
+    verifying = max(found["verifying"] for found in tried.values()) / paths["pinned_copy_gb_s"]
+    rows = [
+        f"| one {report['machine']['gpu']} | |",
+        "|---|---|",
+        f"| page cache to GPU, of the pinned copy ceiling: blocks verified before, best of {len(tried)} "
+        f"settings | {paths['page_cache_share_of_pinned']:.2f} |",
+        f"| the same, the first pass, which verifies | {verifying:.2f} |",
+        f"| disk to GPU, of the O_DIRECT ceiling: blocks verified before | {paths['disk']['share']:.2f} |",
+        f"| the same, the first pass, which verifies | {paths['disk']['share_verifying']:.2f} |",
+        f"| a GPT step fed by stoker waits for data | {waits['stoker']:.2%} of the time |",
+        f"| the same step fed by the tutorial pipeline | {waits['tutorial']:.0%} of the time |",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {"prepare": prepare, "stage": stage, "load": load, "gpu": gpu}
 
 
 def filled(text: str) -> str:

@@ -17,16 +17,28 @@ ROOT = Path(stoker.__file__).parent
 # From the bottom up. A module of one layer may import the layers named beside it; inside `words` and `parts`
 # only what stands before it in this list. A package may always import its own modules.
 LAYERS = {
-    "words": ("errors", "mixing", "world", "formats", "storage", "manifest", "spans", "findings"),
-    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading"),
+    "words": (
+        "errors",
+        "mixing",
+        "world",
+        "formats",
+        "storage",
+        "manifest",
+        "spans",
+        "findings",
+        "recording",
+    ),
+    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading", "runs"),
     "path": ("prepare", "stage", "load", "checkpoint"),
-    "edge": ("feeder", "cli"),
+    "watching": ("observe", "diagnose", "doctor"),
+    "edge": ("feeder", "plan", "deploy", "report", "cli"),
 }
 MAY_IMPORT = {
     "words": ("words",),
     "parts": ("words", "parts"),
     "path": ("words", "parts"),
-    "edge": ("words", "parts", "path", "edge"),
+    "watching": ("words", "parts"),
+    "edge": ("words", "parts", "path", "watching", "edge"),
 }
 LAYER_OF = {part: layer for layer, parts in LAYERS.items() for part in parts}
 

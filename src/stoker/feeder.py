@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.load.batch import Batch
 from stoker.load.loader import Loader, LoaderReport
 from stoker.reading.dataset import Source
-from stoker.reading.reader import Files
+from stoker.reading.files import Files
 from stoker.storage import is_local
 from stoker.world import World
 

@@ -13,7 +13,7 @@ from small_datasets import make_tars, make_tokens
 
 from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
 from stoker.load.loader import Loader
-from stoker.reading.reader import Folder
+from stoker.reading.files import Folder
 from stoker.world import World
 
 WORKERS = ["inline", "thread"]

@@ -8,7 +8,7 @@ from small_datasets import make_tokens
 from stoker.load.loader import Loader
 from stoker.load.needs import share_of
 from stoker.manifest import read_manifest
-from stoker.reading.reader import Folder
+from stoker.reading.files import Folder
 from stoker.world import World
 
 

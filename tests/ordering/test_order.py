@@ -107,7 +107,7 @@ def test_default_lanes_suit_the_world_and_small_ones(world):
     assert lanes % 8 == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=8)
 @given(
     sizes=st.lists(st.integers(24, 300), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),

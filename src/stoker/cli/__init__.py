@@ -36,8 +36,8 @@ class _Verbs(click.Group):
 def stoker() -> None:
     """Keep GPUs fed.
 
-    The verbs follow the data: prepare raw text into shards, stage them next to the GPU, then (in later
-    releases) load them, checkpoint, watch the run and diagnose why it waits.
+    The verbs follow the data: prepare raw text into shards, stage them next to the GPU. Loading them is
+    Python: `stoker.feed`.
     """
 
 

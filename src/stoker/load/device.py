@@ -22,12 +22,12 @@ from stoker.load.batch import Batch
 def as_tensors(batch: Batch) -> Batch:
     """The arrays of a batch as tensors over the same memory."""
     if isinstance(batch, dict):
-        return {name: _tensor(value) for name, value in batch.items()}
-    made: Batch = _tensor(batch)
+        return {name: as_tensor(value) for name, value in batch.items()}
+    made: Batch = as_tensor(batch)
     return made
 
 
-def _tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value)
     if isinstance(value, list) and value and all(isinstance(one, torch.Tensor) for one in value):

@@ -28,7 +28,7 @@ from stoker.load.workers import Processes, Recipe
 from stoker.ordering.order import Cut
 from stoker.ordering.plan import Cursor
 from stoker.reading.dataset import Dataset, Source, open_dataset
-from stoker.reading.reader import Files
+from stoker.reading.files import Files
 from stoker.world import usable_cores
 
 STATE_VERSION = 2

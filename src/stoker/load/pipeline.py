@@ -60,15 +60,14 @@ class Maker:
         planned: deque[Task | None] = deque()
         tasks = self._tasks(cursor)
         while True:
-            while len(planned) <= self.ahead:
+            # nothing is planned or read ahead of the first batch: it is being waited for
+            while len(planned) <= (self.ahead if self._made else 0):
                 planned.append(next(tasks))
             task = planned.popleft()
             if task is None:
                 yield Group(batches=(), after=())
                 continue
-            # nothing is read ahead of the first batch: it is being waited for
-            soon = [more for more in planned if more] if self._made else []
-            yield self._make(task, soon)
+            yield self._make(task, [more for more in planned if more])
             self._made += 1
 
     def some_groups(

@@ -29,7 +29,7 @@ from stoker.load.pipeline import Group
 from stoker.load.ring import Ring, RingPlan, make_ring
 from stoker.ordering.plan import Cursor
 from stoker.reading.dataset import Source
-from stoker.reading.reader import Files
+from stoker.reading.files import Files
 
 _RESTARTS = 2  # of one worker on one item, before it is called hopeless
 

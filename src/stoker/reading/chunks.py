@@ -19,9 +19,10 @@ import numpy as np
 from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
 from stoker.ordering.order import Key
-from stoker.reading.engines import Bytes
+from stoker.reading.engines import PAGE, Bytes
 from stoker.reading.layout import Layout, Piece
-from stoker.reading.reader import ShardReader, open_zstd
+from stoker.reading.plain import open_zstd
+from stoker.reading.reader import ShardReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,7 @@ class Chunk:
     pieces: Sequence[Piece]
     damaged: Sequence[tuple[int, int]]
     ready: Any = None  # on a device: the event after which its bytes are there
+    lead: int = 0  # bytes of its slot before it
 
 
 class Pending(Protocol):
@@ -75,15 +77,17 @@ class ChunkCache:
         return begun if isinstance(begun, Chunk) else _Loading(slot=slot, pending=begun)
 
     def _wait_for(self, key: Key) -> Chunk:
-        held = self._held.pop(key)  # and put back at the end: it is the latest used
-        if isinstance(held, _Loading):
-            try:
-                held = held.pending.result()
-            except BaseException:
-                self._free.append(held.slot)
-                raise
-        self._held[key] = held
-        return held
+        held = self._held[key]
+        if isinstance(held, Chunk):
+            self._held.move_to_end(key)  # it is the latest used
+            return held
+        del self._held[key]
+        try:
+            chunk = self._held[key] = held.pending.result()
+        except BaseException:
+            self._free.append(held.slot)
+            raise
+        return chunk
 
     def _room(self, needed: set[Key]) -> int | None:
         if self._free:
@@ -122,11 +126,13 @@ class ChunkLoader:
         """Read a chunk into `room`, or into memory of its own."""
         pieces = self.pieces(key)
         end = max(piece.at + piece.stop - piece.start for piece in pieces)
-        data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room
+        # as far into a page as in the file, so that O_DIRECT can read most of it in place
+        lead = 0 if room is None else pieces[0].start % PAGE
+        data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room[lead:]
         damaged: list[tuple[int, int]] = []
         for piece in pieces:
             damaged += self.read(piece, data[piece.at : piece.at + piece.stop - piece.start])
-        return Chunk(slot=slot, data=data, pieces=pieces, damaged=damaged)
+        return Chunk(slot=slot, data=data, pieces=pieces, damaged=damaged, lead=lead)
 
     def pieces(self, key: Key) -> list[Piece]:
         return self._layout.pieces(key[1], key[2])

@@ -10,8 +10,9 @@ import numpy as np
 
 from stoker.errors import BadManifestError, UsageError
 from stoker.manifest import BLOCKS_NAME, NAME, Manifest, read_blocks, read_manifest
+from stoker.reading.files import CachedFiles, Files, Folder
 from stoker.reading.layout import Documents, TarSamples, Windows, shards_of
-from stoker.reading.reader import CachedFiles, Files, Folder, ShardReader
+from stoker.reading.reader import ShardReader
 from stoker.storage import is_local, local_path, open_store
 
 Source = str | Path | Files

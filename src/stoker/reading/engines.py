@@ -15,6 +15,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 PAGE = 4096  # what O_DIRECT wants offsets, lengths and addresses to be multiples of
+_STEP = 4 << 20  # read through a buffer at once: it stays in the processor's cache until it has been copied
 
 
 class Engine(Protocol):
@@ -23,6 +24,8 @@ class Engine(Protocol):
     def open(self, path: Path) -> Any: ...
     def read(self, handle: Any, offset: int, out: Bytes) -> None: ...
     def close(self, handle: Any) -> None: ...
+    def takes(self, out: Bytes) -> bool:
+        """Whether it can read whole pages straight into this buffer."""
 
 
 class Pread:
@@ -46,6 +49,9 @@ class Pread:
     def close(self, handle: int) -> None:
         os.close(handle)
 
+    def takes(self, out: Bytes) -> bool:
+        return True
+
 
 class Direct(Pread):
     """Past the page cache (O_DIRECT): for corpora larger than memory, read once."""
@@ -58,12 +64,17 @@ class Direct(Pread):
 
     def read(self, handle: int, offset: int, out: Bytes) -> None:
         # most of an aligned read goes straight to where it is wanted, the rest through a buffer
-        if offset % PAGE == 0 and out.ctypes.data % PAGE == 0:
+        if offset % PAGE == 0 and self.takes(out):
             body = len(out) // PAGE * PAGE
             super().read(handle, offset, out[:body])
             offset, out = offset + body, out[body:]
-        if len(out):
-            self._read_unaligned(handle, offset, out)
+        while len(out):
+            step = _STEP - offset % _STEP
+            self._read_unaligned(handle, offset, out[:step])
+            offset, out = offset + step, out[step:]
+
+    def takes(self, out: Bytes) -> bool:
+        return bool(out.ctypes.data % PAGE == 0)
 
     def _read_unaligned(self, handle: int, offset: int, out: Bytes) -> None:
         lead = offset % PAGE
@@ -87,6 +98,9 @@ class Mapped:
 
     def close(self, handle: Bytes) -> None:
         pass  # unmapped with its last view
+
+    def takes(self, out: Bytes) -> bool:
+        return True
 
 
 ENGINES: dict[str, Callable[[], Engine]] = {"pread": Pread, "direct": Direct, "mmap": Mapped}

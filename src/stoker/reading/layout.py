@@ -20,7 +20,8 @@ from stoker.formats import megatron, tar
 from stoker.manifest import FileRecord, Manifest, ShardRecord
 from stoker.mixing import Integers
 from stoker.ordering.order import Draw
-from stoker.reading.reader import PlainFile, ShardReader
+from stoker.reading.plain import PlainFile
+from stoker.reading.reader import ShardReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +75,15 @@ class Windows:
     def token_in_chunk(self, draw: Draw) -> Integers:
         """The first token of each sample in the buffer its chunk was read into. Pieces of different
         shards lie behind each other there, and each brings one token more than its samples' stride."""
-        _, first, stop = np.array(draw.keys).T
-        places = (draw.sample - first[draw.chunk]) * self.seq_len
-        spans_shards = self.shard_of(first) != self.shard_of(stop - 1)
-        if spans_shards.any():
-            rows = np.flatnonzero(spans_shards[draw.chunk])
-            places[rows] += self.shard_of(draw.sample[rows]) - self.shard_of(first)[draw.chunk[rows]]
-        return np.asarray(places)
+        first = np.array([first for _, first, _ in draw.keys])[draw.chunk]
+        places: Integers = (draw.sample - first) * self.seq_len + self.gaps_before(draw)
+        return places
+
+    def gaps_before(self, draw: Draw) -> Integers:
+        """How many pieces of its chunk lie before each sample."""
+        first = np.array([first for _, first, _ in draw.keys])
+        gaps: Integers = self.shard_of(draw.sample) - self.shard_of(first)[draw.chunk]
+        return gaps
 
     def pieces(self, first: int, stop: int) -> list[Piece]:
         low, high = self.shard_of(np.array([first, stop - 1])).tolist()

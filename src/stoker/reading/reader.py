@@ -10,8 +10,6 @@ Any thread may call any method.
 
 from __future__ import annotations
 
-import io
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,46 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from stoker.errors import BadShardError, StokerError, StorageError, UsageError
-from stoker.formats.zstd import SeekableReader
 from stoker.reading.engines import ENGINES, Bytes, Engine, Scratch
+from stoker.reading.files import CachedFiles, Files
 
 _OPEN_FILES = 256  # kept open; beyond that a file is opened for one read
-
-
-class Files(Protocol):
-    """Where the dataset's files lie: a folder, or a cache that brings them near first. Called from
-    reading threads."""
-
-    def local_path(self, name: str) -> Path: ...
-
-
-@runtime_checkable
-class CachedFiles(Files, Protocol):
-    """Files that may be evicted when they are not read, and brought again when they are damaged."""
-
-    open_files: int  # how many a reader may keep open: an open file takes its space, evicted or not
-
-    def release(self, name: str) -> None: ...
-
-    def refetch(self, name: str, *, damaged: int) -> None:
-        """Bring it again, unless the inode found damaged (0: none was there) has been replaced already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """A folder on a mounted filesystem."""
-
-    root: Path
-
-    def local_path(self, name: str) -> Path:
-        return self.root / name
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,12 +86,12 @@ class ShardReader:
 
     def _read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         with self._opened(name) as handle:
-            self._read_bytes(name, handle, start, out)
-            if not len(self._digests[name]):
-                return []
-            first, last = start // self.block_bytes, (start + len(out) - 1) // self.block_bytes
-            for block in (first + np.flatnonzero(~self._good[name][first : last + 1])).tolist():
-                self._verify(name, handle, block, start, out)
+            for begin, end, is_verified in self.stretches(name, start, start + len(out)):
+                part = out[begin - start : end - start]
+                if is_verified:
+                    self._read_bytes(name, handle, begin, part)
+                else:
+                    self._read_to_verify(name, handle, begin, part)
         return self._bad_parts(name, start, len(out)) if name in self._bad else []
 
     def stretches(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
@@ -166,18 +135,16 @@ class ShardReader:
     def path(self, name: str) -> Path:
         return self._files.local_path(name)
 
-    def _verify(self, name: str, handle: Any, block: int, start: int, out: Bytes) -> None:
-        begin = block * self.block_bytes
-        end = min(begin + self.block_bytes, self._sizes[name])
-        inside = out[max(0, begin - start) : end - start]
-        whole = inside
-        if len(inside) < end - begin:
-            whole = self._scratch.take(end - begin)
-            self._read_bytes(name, handle, begin, whole)
+    def _read_to_verify(self, name: str, handle: Any, start: int, part: Bytes) -> None:
+        """Read a part of a block: whole, in place where that can be, and judge it."""
+        block, lead = divmod(start, self.block_bytes)
+        size = min(self.block_bytes, self._sizes[name] - (start - lead))
+        in_place = len(part) == size and self._engine.takes(part)
+        whole = part if in_place else self._scratch.take(size)
+        self._read_bytes(name, handle, start - lead, whole)
         self._judge(name, block, whole)
-        if whole is not inside:  # what is handed on must be the very bytes that were verified
-            from_start = max(start - begin, 0)
-            inside[:] = whole[from_start : from_start + len(inside)]
+        if not in_place:  # what is handed on must be the very bytes that were verified
+            part[:] = whole[lead : lead + len(part)]
 
     def _judge(self, name: str, block: int, whole: Bytes) -> bool:
         is_good = xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block])
@@ -343,37 +310,3 @@ class _Opened:
             self._engine.close(self.handle)
         if self._then:
             self._then()
-
-
-class PlainFile(io.RawIOBase):
-    """A file of the dataset as a stream of verified bytes; what the zstd reader decompresses from."""
-
-    def __init__(self, reader: ShardReader, name: str, size: int) -> None:
-        super().__init__()
-        self._reader, self._name, self._size, self._at = reader, name, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence] + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:  # any writable buffer
-        length = max(0, min(len(buffer), self._size - self._at))
-        out = np.frombuffer(buffer, np.uint8)[:length]
-        if length:
-            if self._reader.read(self._name, self._at, out):
-                # part of an index or of a compressed frame: nothing of it can be used
-                raise BadShardError(f"{self._name} is damaged", hint=self._reader.cure(self._name))
-            self._at += length
-        return length
-
-
-def open_zstd(reader: ShardReader, name: str, size: int) -> SeekableReader:
-    """The plain bytes of a compressed file. One thread at a time."""
-    file: Any = PlainFile(reader, name, size)
-    return SeekableReader(file, name=name)

@@ -1,7 +1,8 @@
 """An hour of training, compressed in time: what a loader holds does not grow.
 
 A step of half a second makes 7,200 batches an hour. They are taken as fast as they come, over many epochs,
-with a checkpoint of the position now and then, and memory, threads and files are counted on the way.
+with a checkpoint of the position now and then, and memory, threads and files are counted on the way. (Windows
+of tokens are soaked in test_ranks.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 
 from small_datasets import make_tars, make_tokens
+
+pytestmark = pytest.mark.integration
 
 SOAK = """
 import gc, json, os, sys
@@ -42,10 +45,9 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize("packing", ["concat", "best-fit"])
-def test_an_hour_of_tokens_holds_no_more_than_its_beginning(tmp_path, packing):
+def test_an_hour_of_packed_documents_holds_no_more_than_its_beginning(tmp_path):
     folder = make_tokens(tmp_path / "corpus", [[37, 400, 5] * 300, [900] * 90, [33] * 500])
-    check_flat(soak(folder, batch_size=4, seq_len=256, chunk_bytes=4096, packing=packing))
+    check_flat(soak(folder, batch_size=4, seq_len=256, chunk_bytes=4096, packing="best-fit"))
 
 
 def test_an_hour_of_samples_through_processes_holds_no_more_than_its_beginning(tmp_path):

@@ -1,0 +1,126 @@
+"""A recording: what was seen of a run. `observe` makes one, `diagnose` explains it, `report` shows it.
+
+Times are seconds since the run began, on one clock for all ranks. Samples are columns; a reading that
+could not be taken is NaN, a column that could not be read at all is absent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# What a span of time in a training process is spent on. The order is the order of precedence where spans
+# overlap without nesting: the more specific wins. A nested span takes its time from the one around it.
+KINDS = (
+    "startup",  # from process start to the first step
+    "data",  # waiting in the loader's next
+    "h2d",  # host-to-device copies the loop waits for
+    "forward",
+    "backward",
+    "optimizer",
+    "compute",  # forward, backward and optimizer where they cannot be told apart
+    "collective",
+    "checkpoint",
+    "evaluation",
+    "sync",  # the host waiting for the device: .item(), .cpu(), synchronize()
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spans:
+    """One rank's spans as columns, sorted by start. `kind` indexes KINDS; `step` is -1 outside steps."""
+
+    kind: NDArray[np.uint8]
+    start: Floats
+    end: Floats
+    step: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """One rank's finished steps as columns; a step starts where the one before it ended. Unknown: NaN."""
+
+    number: NDArray[np.int64]
+    start: Floats
+    end: Floats
+    tokens: Floats
+    flops: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """Readings of one device or host; docs/concepts/recording.md names the columns and their units."""
+
+    t: Floats
+    columns: dict[str, Floats]
+
+    def mean(self, name: str) -> float:
+        """The mean of a column, NaN where it was never read."""
+        column = self.columns.get(name)
+        if column is None or np.isnan(column).all():
+            return float("nan")
+        return float(np.nanmean(column))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something of one moment: a stack in a gap, a hook switched off, a worker's death, an exit."""
+
+    t: float
+    what: str
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)  # plain JSON values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRecord:
+    """What one training process did."""
+
+    rank: int
+    node: str
+    gpu: int | None
+    spans: Spans
+    steps: Steps
+    memory: Samples  # allocator: allocated, reserved (bytes), retries (count)
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuRecord:
+    """One card: what it is (name, power_limit_w, memory_bytes, driver) and how it was used."""
+
+    node: str
+    index: int
+    name: str
+    power_limit_w: float
+    memory_bytes: int
+    samples: Samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRecord:
+    """One node: allowed cores, CPU quota in cores (inf: none), and its samples."""
+
+    node: str
+    cpus: int
+    quota_cores: float
+    samples: Samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """A run as seen: who ran, for how long, how it ended, and everything read meanwhile."""
+
+    title: str
+    wall_s: float
+    ended: str  # "exit 0", "killed by SIGBUS", "running", …; "" where unknown
+    ranks: tuple[RankRecord, ...]
+    gpus: tuple[GpuRecord, ...]
+    hosts: tuple[HostRecord, ...]
+    facts: dict[str, Any] = field(default_factory=dict)  # argv, torch, loader settings: plain JSON values

@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import stoker
 from stoker.checkpoint.agree import Rounds, agreed_plan
-from stoker.checkpoint.arena import Arena
 from stoker.checkpoint.board import SoloBoard
-from stoker.checkpoint.snapshot import Snapshot
-from stoker.checkpoint.state import flatten
+from stoker.snapshot.arena import Arena
+from stoker.snapshot.copy import Snapshot
+from stoker.snapshot.state import flatten
 from stoker.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -260,7 +260,7 @@ def restore(job: Job, folder: Path) -> dict:
 
 
 def suspend_and_resume(gigabytes: float) -> dict:
-    from stoker.checkpoint.suspend import resume, suspend
+    from stoker.suspend import resume, suspend
 
     facts: dict = {}
 

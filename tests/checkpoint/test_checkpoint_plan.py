@@ -9,9 +9,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.checkpoint.layout import ALIGNMENT, Box, Part, check_parts, part_from_json, place
-from stoker.checkpoint.plan import SLAB_BYTES, share
-from stoker.checkpoint.values import decode, encode
+from stoker.saved.layout import ALIGNMENT, Box, Part, check_parts, part_from_json, place
+from stoker.saved.values import decode, encode
+from stoker.snapshot.plan import SLAB_BYTES, share
 
 shapes = st.lists(st.integers(1, 9000), max_size=3).map(tuple).filter(lambda one: math.prod(one) < 10**8)
 

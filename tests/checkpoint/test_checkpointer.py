@@ -105,7 +105,7 @@ def test_a_busy_checkpointer_skips_and_counts(open_checkpointer) -> None:
     from stoker.checkpoint.storm import Limits
 
     state = {"w": torch.zeros(40_000)}
-    slow = Limits(write_bytes_per_s=1_000_000)
+    slow = Limits(write_bytes_per_s=400_000)
     with open_checkpointer(when_busy="skip", limits=slow) as checkpointer:
         assert checkpointer.save(1, state=state)
         assert not checkpointer.save(2, state=state)
@@ -215,9 +215,21 @@ def test_a_damaged_newest_is_skipped_and_said(make_job, same, open_checkpointer)
         checkpointer.wait()
         newest = Path(checkpointer.latest().folder.url)
         flip(newest / "part-00000.bin", 5000)
-        restored = checkpointer.restore(**other.objects)
+        with pytest.warns(RuntimeWarning, match="was skipped: .* is damaged"):
+            restored = checkpointer.restore(**other.objects)
     assert (restored.step, same(wanted, other.state())) == (1, True)
     assert "is damaged at bytes 4,096 to 8,192" in restored.skipped[0]
+
+
+def test_the_latest_is_the_newest_whole_one_and_others_are_named(open_checkpointer) -> None:
+    checkpointer = open_checkpointer()
+    for step in (1, 2):
+        checkpointer.save(step, state={"w": torch.ones(2000)})
+        checkpointer.wait()
+    path = Path(checkpointer.latest().folder.url) / "part-00000.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match=r"skipped: 000002.* is 7,999 bytes, its manifest says 8,000"):
+        assert checkpointer.latest().step == 1
 
 
 def test_when_only_a_damaged_one_is_there_restoring_fails(make_job, open_checkpointer) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stoker.checkpoint.export import diff, export
 from stoker.errors import UsageError
+from stoker.saved.export import diff, export
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.checkpoint.suspend import resume, suspend
+from stoker.suspend import resume, suspend
 from stoker.world import World
 
 TRAINER = Path(__file__).parent / "suspended_job.py"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.checkpoint.board import Board, checked, error_note
-from stoker.checkpoint.layout import Box, Part, Piece, part_from_json
-from stoker.checkpoint.plan import Plan, held_boxes, make_plan, share, steady_paths
-from stoker.checkpoint.state import Flat, Objects
 from stoker.errors import BadCheckpointError, CheckpointError, StokerError
+from stoker.saved.layout import Box, Part, Piece, part_from_json
+from stoker.snapshot.plan import Plan, held_boxes, make_plan, share, steady_paths
+from stoker.snapshot.state import Flat, Objects
 from stoker.world import World
 
 _POLL_S = 0.0002
@@ -113,6 +113,7 @@ class Rounds:
 
 def agreed_plan(rounds: Rounds, objects: Objects, flat: Flat) -> Plan:
     """This rank's share of the state, after all have said what they hold."""
+    flat.check()
     held, shared = held_boxes(flat)
     return make_plan(flat, rounds.deal(held), shared, steady_paths(objects, flat))
 

@@ -31,6 +31,7 @@ class Board(Protocol):
     """Notes and counts by key; a note is written once. Any thread may call."""
 
     def post(self, key: str, note: bytes) -> None: ...
+    def look(self, key: str) -> bytes | None: ...
     def read(self, key: str, *, timeout_s: float) -> bytes: ...
     def count(self, key: str, more: int) -> int: ...
     def forget(self, keys: Iterable[str]) -> None: ...
@@ -45,6 +46,9 @@ class SoloBoard:
 
     def post(self, key: str, note: bytes) -> None:
         self._notes[key] = note
+
+    def look(self, key: str) -> bytes | None:
+        return self._notes.get(key)
 
     def read(self, key: str, *, timeout_s: float) -> bytes:
         return self._notes[key]
@@ -85,19 +89,23 @@ class TcpBoard:
         with _named(key):
             return int(self._store.add(key, more))
 
+    def look(self, key: str) -> bytes | None:
+        """A note, if it is there."""
+        with _named(key):
+            return bytes(self._store.get(key)) if self._store.check([key]) else None
+
     def read(self, key: str, *, timeout_s: float) -> bytes:
         """A note, once it is there. Asked for in small steps, so that other threads get their turn."""
         deadline, poll = time.monotonic() + timeout_s, _POLL_S / 100
-        with _named(key):
-            while not self._store.check([key]):
-                if time.monotonic() > deadline:
-                    raise CheckpointError(
-                        f"rank {self._world.rank} waited {timeout_s:.0f} s in vain for {key!r}",
-                        hint="a rank has died or hangs: its log says why; raise timeout_s for slow disks",
-                    )
-                time.sleep(poll)
-                poll = min(poll * 1.5, _POLL_S)
-            return bytes(self._store.get(key))
+        while (note := self.look(key)) is None:
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"rank {self._world.rank} waited {timeout_s:.0f} s in vain for {key!r}",
+                    hint="a rank has died or hangs: its log says why; raise timeout_s for slow disks",
+                )
+            time.sleep(poll)
+            poll = min(poll * 1.5, _POLL_S)
+        return note
 
     def forget(self, keys: Iterable[str]) -> None:
         with suppress(RuntimeError):

@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,21 +23,20 @@ from types import TracebackType
 from typing import Any
 
 from stoker.checkpoint.agree import Rounds, agreed_plan
-from stoker.checkpoint.arena import Arena
 from stoker.checkpoint.board import Board, SoloBoard, TcpBoard
 from stoker.checkpoint.options import CheckpointOptions
-from stoker.checkpoint.plan import Plan, signature
-from stoker.checkpoint.reader import Checkpoint
 from stoker.checkpoint.restore import Restored, load_state, restore_newest
-from stoker.checkpoint.saved import Saved
 from stoker.checkpoint.saver import Save, Saver
-from stoker.checkpoint.saver import Saved as Finished
-from stoker.checkpoint.snapshot import Snapshot
-from stoker.checkpoint.state import Flat, Objects, flatten, random_state
 from stoker.checkpoint.storm import Advice, advise, mtbf_of
-from stoker.checkpoint.tiers import Tiers
-from stoker.checkpoint.values import encode
 from stoker.errors import CheckpointError, StokerError, UsageError
+from stoker.saved.reader import Checkpoint
+from stoker.saved.tiers import Tiers
+from stoker.saved.values import encode
+from stoker.snapshot.arena import Arena
+from stoker.snapshot.copy import Snapshot
+from stoker.snapshot.plan import Plan, signature
+from stoker.snapshot.state import Flat, Objects, flatten, random_state
+from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
 from stoker.storage import local_path, open_store
 
@@ -54,8 +53,8 @@ class CheckpointReport:
     drained: int = 0
     bytes: int = 0  # of the last save, on this rank
     host_bytes: int = 0
-    stall_s: float = 0.0  # how long the loop stood still for the last save
-    write_s: float = 0.0  # until the last save was durable
+    stall_s: float = 0.0  # how long the loop stood still for the last save, before an optimizer's step too
+    durable_s: float = 0.0  # from the call of the last save until it was durable
     last: str = ""
 
 
@@ -73,7 +72,8 @@ class Checkpointer:
         self._arena = Arena()
         self._plan: Plan | None = None
         self._snapshot: Snapshot | None = None
-        self._pending: Future[Finished] | None = None
+        self._loaders = _Loaders(self.options.busy)
+        self._leave: Any = None  # a finalizer
         self._allocating: threading.Thread | None = None
         self._failures: list[BaseException] = []
         self._report = CheckpointReport()
@@ -86,6 +86,7 @@ class Checkpointer:
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
         self._clock(step)
+        self._loaders.note(objects)
         self._surface()
         if self._is_due(step):
             return self.save(step, **objects)
@@ -102,7 +103,7 @@ class Checkpointer:
             self._finish_pending()
         flat, broken = _flattened(objects)
         changed = self._plan is None or signature(flat) != self._plan.signature
-        verdict = rounds.meet(changed=changed, busy=self._pending is not None and not self._pending.done())
+        verdict = rounds.meet(changed=changed, busy=self.is_saving)
         if not verdict.go:
             self._report = replace(self._report, skipped=self._report.skipped + 1)
             return False
@@ -112,13 +113,20 @@ class Checkpointer:
                 raise broken
             if verdict.replan or self._plan is None:
                 self._plan = agreed_plan(rounds, objects, flat)
-            self._begin(saver, rounds.number, step, flat, self._plan)
+            save = self._snapshot_of(flat, self._plan, number=rounds.number, step=step, asked_at=started)
+            self._begin(saver, save)
         except BaseException as error:
             self._plan = None
             saver.give_up(rounds.number, error)
             raise
         self._note_stall(started, step)
         return True
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is still being written."""
+        pending = self._saver.pending if self._saver else None
+        return pending is not None and not pending.done()
 
     def wait(self) -> None:
         """Return when the last save is durable; raises if it failed."""
@@ -130,10 +138,10 @@ class Checkpointer:
         """Wait for the last save and its drain, and give everything back; safe twice."""
         self._settle()
         self._finish_pending()
-        if self._saver:
+        if self._saver and self._board:
+            self._leave.detach()
             self._saver.close()
-        self._collect_drain_failure()
-        if self._board:
+            self._collect_drain_failure()
             self._board.close()
         self._saver = self._board = self._rounds = None
         self._allocated()
@@ -154,14 +162,21 @@ class Checkpointer:
 
     def report(self) -> CheckpointReport:
         drained = len(self._saver.drain.drained) if self._saver and self._saver.drain else 0
-        return replace(self._report, drained=max(drained, self._report.drained), host_bytes=self._arena.bytes)
+        settle_s = self._snapshot.settle_s if self._snapshot else 0.0
+        return replace(
+            self._report,
+            drained=max(drained, self._report.drained),
+            host_bytes=self._arena.bytes,
+            stall_s=self._report.stall_s + settle_s,
+        )
 
     def advice(self, *, mtbf_s: float = 0.0) -> Advice:
         """How often to save, from what saves have cost so far."""
-        if not self._report.saves:
+        report = self.report()
+        if not report.saves:
             raise UsageError("no save has been measured yet", hint="ask after the first save, or use every=")
         mtbf = mtbf_s or self.options.mtbf_s or mtbf_of(self._world.size)
-        return advise(stall_s=self._report.stall_s, write_s=self._report.write_s, mtbf_s=mtbf)
+        return advise(stall_s=report.stall_s, write_s=report.durable_s, mtbf_s=mtbf)
 
     # --- restoring ---
 
@@ -173,19 +188,23 @@ class Checkpointer:
         self._finish_pending()
         _, rounds = self._start()
         restored = restore_newest(self._tiers, rounds, objects, name=name, strict=strict)
+        _warn_of_skipped(restored.skipped if self._world.rank == 0 else ())
         self._due_at = restored.step + _FIRST_AUTO_STEP
         return restored
 
     def load(self, *, name: str = "", keys: Sequence[str] = ("",)) -> dict[str, Any]:
         """The saved state itself, in new tensors on the CPU; only what begins with one of `keys`."""
-        found = self._tiers.checkpoint(name) if name else self._tiers.latest()
+        found = self._tiers.checkpoint(name) if name else self.latest()
         if found is None:
             raise UsageError(f"there is no checkpoint in {self._tiers.root}", hint="check the folder")
         return load_state(Saved(found, rank=self._world.rank), keys=keys)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole."""
-        return self._tiers.latest()
+        """The newest checkpoint that is whole; why newer ones are not is said as a warning."""
+        skipped: list[str] = []
+        found = self._tiers.latest(skipped=skipped)
+        _warn_of_skipped(skipped)
+        return found
 
     # --- inside ---
 
@@ -200,8 +219,9 @@ class Checkpointer:
                     self._tiers.root, self._world, address=options.board, timeout_s=options.timeout_s
                 )
             )
-            self._saver = Saver(self._tiers, self._board, options)
+            self._saver = Saver(self._tiers, self._board, options, busy=self._loaders.behind)
             self._rounds = Rounds(self._board, self._world, timeout_s=options.timeout_s)
+            self._leave = weakref.finalize(self, _leave, self._saver, self._board)
         return self._saver, self._rounds
 
     def _prepare(self, objects: Objects) -> None:
@@ -231,40 +251,46 @@ class Checkpointer:
             self._allocating.join()
             self._allocating = None
 
-    def _begin(self, saver: Saver, number: int, step: int, flat: Flat, plan: Plan) -> None:
-        tensors, room, chunk = plan.tensors(flat), self._room(plan), self.options.chunk_bytes
+    def _snapshot_of(self, flat: Flat, plan: Plan, *, number: int, step: int, asked_at: float) -> Save:
+        tensors = plan.tensors(flat)
         self._allocated()
-        self._arena.ensure(room, pinned=any(tensor.is_cuda for tensor in tensors))
-        snapshot = self._snapshot = Snapshot(self._arena, plan, tensors, chunk_bytes=chunk)
-        save = Save(
+        self._arena.ensure(self._room(plan), pinned=any(tensor.is_cuda for tensor in tensors))
+        self._snapshot = Snapshot(self._arena, plan, tensors, chunk_bytes=self.options.chunk_bytes)
+        return Save(
             number=number,
             step=step,
-            snapshot=snapshot,
+            asked_at=asked_at,
+            snapshot=self._snapshot,
             pieces=plan.pieces,
             values=_encoded(flat.values),
             own=_encoded(random_state()),
         )
-        in_waves = room < plan.bytes
-        if self.options.overlap or in_waves:
-            self._pending = saver.submit(save)
+
+    def _begin(self, saver: Saver, save: Save) -> None:
+        """Copy and write: one beside the other only where the copy needs it or runs behind the loop."""
+        assert self._snapshot is not None
+        beside = self.options.overlap or self._arena.bytes < save.snapshot.bytes
+        if beside:
+            saver.submit(save)
         try:
-            snapshot.copy_behind() if self.options.overlap else snapshot.copy()
+            self._snapshot.copy_behind() if self.options.overlap else self._snapshot.copy()
         except Exception as error:
-            snapshot.abort(error)
-            if self._pending is None:  # else the save fails with it, and the next step says so
+            self._snapshot.abort(error)
+            if not beside:  # else the save fails with it, and the next step says so
                 raise
-        if not (self.options.overlap or in_waves):  # writing beside the copy would only slow the copy down
-            self._pending = saver.submit(save)
+        if not beside:  # writing at once would only slow the copy down
+            saver.submit(save)
 
     def _settle(self) -> None:
         if self._snapshot is not None:
             self._snapshot.settle()
+            self._report = replace(self._report, stall_s=self._report.stall_s + self._snapshot.settle_s)
             self._snapshot = None
 
     def _finish_pending(self) -> None:
-        if self._pending is None:
+        if self._saver is None or self._saver.pending is None:
             return
-        pending, self._pending = self._pending, None
+        pending, self._saver.pending = self._saver.pending, None
         try:
             done = pending.result()
         except BaseException as error:
@@ -272,20 +298,22 @@ class Checkpointer:
             self._report = replace(self._report, failed=self._report.failed + 1)
             return
         self._report = replace(
-            self._report, saves=self._report.saves + 1, last=done.name, write_s=done.write_s, bytes=done.bytes
+            self._report,
+            saves=self._report.saves + 1,
+            last=done.name,
+            durable_s=done.durable_s,
+            bytes=done.bytes,
         )
 
     def _surface(self) -> None:
         """Raise what failed in the background, with its cause."""
-        if self._pending is not None and self._pending.done():
+        if not self.is_saving:
             self._finish_pending()
         self._collect_drain_failure()
         if not self._failures:
             return
         cause, self._failures = self._failures[-1], []
-        reason = cause.message if isinstance(cause, StokerError) else f"{type(cause).__name__}: {cause}"
-        hint = cause.hint if isinstance(cause, StokerError) else "see the cause above"
-        error = CheckpointError(f"a checkpoint was not saved: {reason}", hint=hint)
+        error = _not_saved(cause)
         if self.options.on_failure == "raise":
             raise error from cause
         warnings.warn(str(error), RuntimeWarning, stacklevel=3)
@@ -309,7 +337,7 @@ class Checkpointer:
 
     def _auto_steps(self) -> int:
         """Steps until the save after this one, as rank 0 reckons; few until one has been measured."""
-        if self._pending is not None and self._pending.done():
+        if not self.is_saving:
             self._finish_pending()
         if not self._report.saves or not self._step_s:
             return _FIRST_AUTO_STEP
@@ -326,6 +354,42 @@ class Checkpointer:
         ended = time.monotonic()
         emit("checkpoint", start=started, end=ended, step=step)
         self._report = replace(self._report, stall_s=ended - started)
+
+
+class _Loaders:
+    """The loaders among what is saved: a drain yields while one of them is behind."""
+
+    def __init__(self, busy: Callable[[], bool] | None) -> None:
+        self._busy = busy
+        self._known: tuple[Any, ...] = ()
+
+    def note(self, objects: Objects) -> None:
+        self._known = tuple(one for one in objects.values() if hasattr(type(one), "is_behind"))
+
+    def behind(self) -> bool:
+        return bool(self._busy and self._busy()) or any(one.is_behind for one in self._known)
+
+
+def _leave(saver: Saver, board: Board) -> None:
+    """For a loop that ends without `close`: the last save and its drain are finished all the same, and the
+    log is told of a failure, since no step is left that could raise it."""
+    saver.close()
+    failures = [saver.drain.take_failure() if saver.drain else None]
+    failures += [saver.pending.exception() if saver.pending else None]
+    for failure in filter(None, failures):
+        warnings.warn(str(_not_saved(failure)), RuntimeWarning, stacklevel=2)
+    board.close()
+
+
+def _not_saved(cause: BaseException) -> CheckpointError:
+    reason = cause.message if isinstance(cause, StokerError) else f"{type(cause).__name__}: {cause}"
+    hint = cause.hint if isinstance(cause, StokerError) else "see the cause above"
+    return CheckpointError(f"a checkpoint was not saved: {reason}", hint=hint)
+
+
+def _warn_of_skipped(skipped: Sequence[str]) -> None:
+    for one in skipped:
+        warnings.warn(f"a checkpoint was skipped: {one}", RuntimeWarning, stacklevel=3)
 
 
 def _encoded(values: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:

@@ -29,18 +29,18 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from stoker.checkpoint.arena import Arena
-from stoker.checkpoint.commit import Saving, begin, commit, join, make_manifest, put_part
-from stoker.checkpoint.layout import CHUNK_BYTES, Box, Part, part_name, path_name, place, sequence_of
-from stoker.checkpoint.plan import Plan, Write, dtype_name
-from stoker.checkpoint.reader import Checkpoint
-from stoker.checkpoint.saved import Reading, Saved, find_piece, tensor_metadata
-from stoker.checkpoint.snapshot import Snapshot
-from stoker.checkpoint.state import DTensor
-from stoker.checkpoint.tiers import Tiers, local_names
-from stoker.checkpoint.values import decode, encode
-from stoker.checkpoint.writer import write_part
 from stoker.errors import BadCheckpointError
+from stoker.saved.commit import Saving, begin, commit, join, make_manifest, put_part
+from stoker.saved.layout import CHUNK_BYTES, Box, Part, part_name, path_name, place, sequence_of
+from stoker.saved.reader import Checkpoint
+from stoker.saved.tiers import Tiers, local_names
+from stoker.saved.values import decode, encode
+from stoker.saved.writer import write_part
+from stoker.snapshot.arena import Arena
+from stoker.snapshot.copy import Snapshot
+from stoker.snapshot.plan import Plan, Write, dtype_name
+from stoker.snapshot.state import DTensor
+from stoker.snapshot.tensors import Reading, Saved, find_piece, tensor_metadata
 from stoker.storage import open_store
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stoker.checkpoint.layout import CHUNK_BYTES
 from stoker.checkpoint.storm import Limits
 from stoker.errors import UsageError
+from stoker.saved.layout import CHUNK_BYTES
 from stoker.world import World
 
 
@@ -24,7 +24,7 @@ class CheckpointOptions:
     on_failure: what to do at the next step when a save failed in the background
     timeout_s: how long ranks wait for each other, and a drain for a store that is away
     board: HOST:PORT of rank 0, for several nodes whose checkpoint folder is not shared
-    busy: says when the loader needs the network more than a drain does
+    busy: says when something needs the network more than a drain; a saved stoker loader says so itself
     mtbf_s: seconds between failures of the whole job, if you know better than the default for its size
     """
 

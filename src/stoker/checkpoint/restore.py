@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from stoker.checkpoint.agree import Rounds
-from stoker.checkpoint.layout import Box, Path, path_name
-from stoker.checkpoint.reader import Checkpoint
-from stoker.checkpoint.saved import Saved, new_tensor, read_tensors, torch_dtype
-from stoker.checkpoint.state import (
+from stoker.errors import BadCheckpointError, StokerError, UsageError
+from stoker.saved.layout import Box, Path, path_name
+from stoker.saved.reader import Checkpoint
+from stoker.saved.tiers import FAR, Tiers
+from stoker.saved.values import decode
+from stoker.snapshot.state import (
     DTensor,
     Objects,
     bare,
@@ -28,9 +30,7 @@ from stoker.checkpoint.state import (
     plain_name,
     set_random_state,
 )
-from stoker.checkpoint.tiers import FAR, Tiers
-from stoker.checkpoint.values import decode
-from stoker.errors import BadCheckpointError, StokerError, UsageError
+from stoker.snapshot.tensors import Saved, new_tensor, read_tensors, torch_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

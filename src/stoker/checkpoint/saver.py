@@ -1,19 +1,25 @@
 """The background half of a save: write this rank's part, commit with the others, drain.
 
-One thread writes, one drains; both end with `close`. How a save ended is known from its future, on every
-rank alike: rank 0 tells the others.
+A thread for each save, which the interpreter waits for when a script just ends; one that drains, which ends
+with `close`. How a save ended is known from its future, on every rank alike: rank 0 tells the others.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stoker.checkpoint.board import Board, checked, error_note
-from stoker.checkpoint.commit import (
+from stoker.checkpoint.drain import Drain
+from stoker.checkpoint.options import CheckpointOptions
+from stoker.checkpoint.storm import start_delay_s, waits_for
+from stoker.errors import CheckpointError, StokerError
+from stoker.saved.commit import (
     Saving,
     begin,
     commit,
@@ -22,15 +28,12 @@ from stoker.checkpoint.commit import (
     make_manifest,
     put_part,
 )
-from stoker.checkpoint.drain import Drain
-from stoker.checkpoint.layout import Part, Piece, part_name, sequence_of
-from stoker.checkpoint.options import CheckpointOptions
-from stoker.checkpoint.storm import start_delay_s, waits_for
-from stoker.checkpoint.tiers import Tiers, collect, local_names, retain
-from stoker.checkpoint.writer import Pace, Source, write_part
-from stoker.errors import CheckpointError, StokerError
+from stoker.saved.layout import Part, Piece, part_name, sequence_of
+from stoker.saved.retention import collect, retain
+from stoker.saved.tiers import Tiers, local_names
+from stoker.saved.writer import Pace, Source, write_part
 from stoker.spans import span
-from stoker.storage import named_errors
+from stoker.storage import named_errors, sync_folder
 
 
 class Copy(Source, Protocol):
@@ -46,6 +49,7 @@ class Save:
 
     number: int
     step: int
+    asked_at: float  # monotonic
     snapshot: Copy
     pieces: tuple[Piece, ...]
     values: tuple[tuple[Any, Any], ...]
@@ -53,32 +57,36 @@ class Save:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
-    """How a save went: its name, its bytes on this rank, and the seconds until it was durable."""
+class Finished:
+    """How a save went: its name, its bytes on this rank, and the seconds from its call to durable."""
 
     name: str
     step: int
     bytes: int
-    write_s: float
+    durable_s: float
 
 
 class Saver:
     """Saves in the background, one at a time."""
 
-    def __init__(self, tiers: Tiers, board: Board, options: CheckpointOptions) -> None:
+    def __init__(
+        self, tiers: Tiers, board: Board, options: CheckpointOptions, *, busy: Callable[[], bool]
+    ) -> None:
         self._tiers, self._board, self._options = tiers, board, options
         self._world = options.world
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="stoker-checkpoint")
-        self._drain = Drain(tiers, board, options) if tiers.remote is not None else None
-        self._sequence = 0
+        self._thread: threading.Thread | None = None
+        self.pending: Future[Finished] | None = None  # nobody has asked yet how it ended
+        self.drain = Drain(tiers, board, options, busy=busy) if tiers.remote is not None else None
+        self._sequence, self._tidies = 0, False
         self._pace = Pace(options.limits.write_bytes_per_s)
 
-    @property
-    def drain(self) -> Drain | None:
-        return self._drain
-
-    def submit(self, save: Save) -> Future[Saved]:
-        return self._writing.submit(self._run, save)
+    def submit(self, save: Save) -> None:
+        future: Future[Finished] = Future()
+        before, self.pending = self._thread, future
+        self._thread = threading.Thread(
+            target=self._work, args=(save, future, before), name="stoker-checkpoint"
+        )
+        self._thread.start()
 
     def fail(self, number: int, error: BaseException) -> None:
         """Tell the others that this rank will bring no part to a save."""
@@ -92,12 +100,23 @@ class Saver:
                 self._board.post(f"{kind}/{number}", error_note(error))
 
     def close(self) -> None:
-        self._writing.shutdown(wait=True)
-        if self._drain:
-            self._drain.close()
+        if self._thread:
+            self._thread.join()
+        if self.drain:
+            self.drain.close()
 
-    def _run(self, save: Save) -> Saved:
-        started = time.monotonic()
+    def _work(self, save: Save, future: Future[Finished], before: threading.Thread | None) -> None:
+        if before:
+            before.join()  # it is durable, but may still be deleting older ones
+        try:
+            done = self._run(save)
+        except BaseException as error:
+            future.set_exception(error)
+            return
+        future.set_result(done)
+        self._tidy(save.number)
+
+    def _run(self, save: Save) -> Finished:
         saving, shared = self._begin(save)
         mine: BaseException | None = None
         try:
@@ -114,8 +133,8 @@ class Saver:
             if mine is not None:  # this rank knows better than what came back from rank 0
                 raise mine from None
             raise
-        seconds = time.monotonic() - started
-        return Saved(name=saving.name, step=save.step, bytes=save.snapshot.bytes, write_s=seconds)
+        seconds = time.monotonic() - save.asked_at
+        return Finished(name=saving.name, step=save.step, bytes=save.snapshot.bytes, durable_s=seconds)
 
     def _begin(self, save: Save) -> tuple[Saving, bool]:
         key = f"begin/{save.number}"
@@ -134,6 +153,7 @@ class Saver:
         if not self._sequence:
             with named_errors("write", self._tiers.root):
                 self._tiers.root.mkdir(parents=True, exist_ok=True)
+                sync_folder(self._tiers.root.absolute().parent)
             collect(self._tiers.root)
             self._sequence = 1 + max((sequence_of(name) or 0 for name in self._known()), default=0)
         else:
@@ -186,10 +206,9 @@ class Saver:
         except BaseException:
             discard(self._tiers.root, saving, rank=self._world.rank)
             raise
-        if self._drain:
-            self._drain.committed(saving.name, leads_here=leads_here)
-        if self._world.rank == 0 or leads_here:
-            self._writing.submit(self._tidy, save.number)  # after this save, which is durable already
+        self._tidies = self._world.rank == 0 or leads_here
+        if self.drain:
+            self.drain.committed(saving.name, leads_here=leads_here)
 
     def _commit(self, save: Save, saving: Saving) -> None:
         key = f"outcome/{save.number}"
@@ -223,8 +242,9 @@ class Saver:
         """What nobody reads any more: notes of the save before, checkpoints that newer ones stand in for."""
         if self._world.rank == 0:
             self._board.forget(_notes_of(number - 2, self._world.size))
-        if not self._drain:
-            retain(self._tiers, keep=self._options.keep)
+        if self._tidies and not self.drain:
+            with suppress(StokerError):  # what cannot go now goes after the next save
+                retain(self._tiers, keep=self._options.keep)
 
 
 def _notes_of(number: int, size: int) -> Iterable[str]:

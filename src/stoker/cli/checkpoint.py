@@ -14,8 +14,8 @@ from stoker.cli.values import size
 from stoker.errors import BadCheckpointError, StokerError, UsageError
 
 if TYPE_CHECKING:
-    from stoker.checkpoint.reader import Checkpoint
-    from stoker.checkpoint.tiers import Tiers
+    from stoker.saved.reader import Checkpoint
+    from stoker.saved.tiers import Tiers
 
 _remote = click.option("--remote", default="", metavar="URL", help="The remote tier of the run.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -83,7 +83,7 @@ def verify(root: str, remote: str, name: str, as_json: bool) -> None:
 @_json
 def gc(root: str, remote: str, keep: int, dry_run: bool, as_json: bool) -> None:
     """Delete what dead runs left in ROOT: unfinished saves, uploads without a manifest."""
-    from stoker.checkpoint.tiers import collect, garbage, remote_garbage, remove_remote, retain
+    from stoker.saved.retention import collect, garbage, remote_garbage, remove_remote, retain
 
     tiers = _tiers(root, remote)
     found = garbage(tiers.root) if dry_run else collect(tiers.root)
@@ -114,7 +114,7 @@ def gc(root: str, remote: str, keep: int, dry_run: bool, as_json: bool) -> None:
 @_json
 def export(root: str, out: Path, remote: str, name: str, prefix: str, shard_size: int, as_json: bool) -> None:
     """Write the model of a checkpoint as safetensors, with the names of its state_dict."""
-    from stoker.checkpoint.export import export as write
+    from stoker.saved.export import export as write
 
     found = _find(_tiers(root, remote), name)
     paths = write(found, out, prefix=prefix, shard_bytes=shard_size)
@@ -130,7 +130,7 @@ def export(root: str, out: Path, remote: str, name: str, prefix: str, shard_size
 @_json
 def diff(root: str, one: str, other: str, remote: str, as_json: bool) -> None:
     """What differs between two checkpoints of ROOT: ONE and OTHER (by default the newest)."""
-    from stoker.checkpoint.export import diff as compare
+    from stoker.saved.export import diff as compare
 
     tiers = _tiers(root, remote)
     first, second = _find(tiers, one), _find(tiers, other)
@@ -152,7 +152,7 @@ def diff(root: str, one: str, other: str, remote: str, as_json: bool) -> None:
 @_json
 def suspend(pid: int, image: Path | None, as_json: bool) -> None:
     """Stop the GPU work of process PID and free its GPU memory for another job."""
-    from stoker.checkpoint.suspend import suspend as stop
+    from stoker.suspend import suspend as stop
 
     _report_suspended(asdict(stop(pid, image=image)), as_json)
 
@@ -163,7 +163,7 @@ def suspend(pid: int, image: Path | None, as_json: bool) -> None:
 @_json
 def resume(pid: int, image: Path | None, as_json: bool) -> None:
     """Bring a suspended process PID back onto its GPU and let it go on."""
-    from stoker.checkpoint.suspend import resume as go_on
+    from stoker.suspend import resume as go_on
 
     _report_suspended(asdict(go_on(pid, image=image)), as_json)
 
@@ -176,7 +176,7 @@ def _report_suspended(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _tiers(root: str, remote: str) -> Tiers:
-    from stoker.checkpoint.tiers import Tiers
+    from stoker.saved.tiers import Tiers
     from stoker.storage import local_path, open_store
 
     path = local_path(root)
@@ -186,7 +186,7 @@ def _tiers(root: str, remote: str) -> Tiers:
 
 
 def _names(tiers: Tiers) -> tuple[set[str], set[str]]:
-    from stoker.checkpoint.tiers import local_names
+    from stoker.saved.tiers import local_names
 
     return set(local_names(tiers.root)), set(tiers.remote_names())
 
@@ -198,7 +198,10 @@ def _find(tiers: Tiers, name: str) -> Checkpoint:
                 f"{tiers.root} has no checkpoint {name}", hint="`stoker checkpoint ls` lists them"
             )
         return tiers.checkpoint(name)
-    found = tiers.latest()
+    skipped: list[str] = []
+    found = tiers.latest(skipped=skipped)
+    for one in skipped:
+        click.echo(f"skipped {one}", err=True)
     if found is None:
         raise BadCheckpointError(
             f"{tiers.root} has no whole checkpoint", hint="`stoker checkpoint ls` says what is there"
@@ -219,7 +222,7 @@ def _row(tiers: Tiers, name: str, *, near: bool, far: bool) -> dict[str, Any]:
 
 
 def _tensor_rows(tiers: Tiers) -> list[dict[str, Any]]:
-    from stoker.checkpoint.export import Tensors
+    from stoker.saved.export import Tensors
 
     tensors = Tensors(_find(tiers, ""))
     boxes = (tensors.box(name) for name in tensors.names())

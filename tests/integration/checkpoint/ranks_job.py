@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,14 @@ def two_nodes(folder: Path, world: World) -> Any:
 
 
 def a_rank_dies(folder: Path, world: World) -> Any:
-    checkpointer = Checkpointer(folder / "run", timeout_s=6, chunk_bytes=4096, world=world)
+    # rank 0 is still writing when the other is gone
+    slow = Limits(write_bytes_per_s=20_000 if world.rank == 0 else 0)
+    checkpointer = Checkpointer(folder / "run", timeout_s=6, chunk_bytes=4096, limits=slow, world=world)
     checkpointer.save(1, state=state(1))
     checkpointer.wait()
     if world.rank == 1:
         checkpointer.save(2, state=state(2), wait={"for": "ever"})
         os.kill(os.getpid(), signal.SIGKILL)
-    limits = Limits(write_bytes_per_s=20_000)  # rank 0 is still writing when the other is gone
-    checkpointer._saver._pace._rate = limits.write_bytes_per_s
     checkpointer.save(2, state=state(2), wait={"for": "ever"})
     said = ""
     try:
@@ -115,7 +116,7 @@ def a_restore_fails(folder: Path, world: World) -> Any:
 
 def skips(folder: Path, world: World) -> Any:
     """Only rank 0 is slow, and all ranks skip alike."""
-    slow = Limits(write_bytes_per_s=100_000 if world.rank == 0 else 0)
+    slow = Limits(write_bytes_per_s=10_000 if world.rank == 0 else 0)
     checkpointer = Checkpointer(
         folder / "run", every=1, when_busy="skip", timeout_s=20, chunk_bytes=4096, limits=slow, world=world
     )
@@ -135,12 +136,26 @@ def turns(folder: Path, world: World) -> Any:
     return {"order": [path.name for path in parts]}
 
 
+def a_rank_leaves(folder: Path, world: World) -> Any:
+    """Rank 0 hangs in its loop, as in a collective, until the other has left: that one must not wait."""
+    checkpointer = Checkpointer(folder / "run", remote=str(folder / "far"), timeout_s=20, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    deadline = time.monotonic() + 20
+    while world.rank == 0 and not (folder / "rank-1.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = world.rank == 1 or (folder / "rank-1.json").exists()
+    checkpointer.close()
+    return {"left": left, "drained": checkpointer.report().drained}
+
+
 SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
     "a_rank_fails": (2, a_rank_fails),
     "the_first_rank_fails": (2, the_first_rank_fails),
     "a_restore_fails": (2, a_restore_fails),
+    "a_rank_leaves": (2, a_rank_leaves),
     "skips": (3, skips),
     "turns": (4, turns),
 }

@@ -76,7 +76,7 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 @pytest.fixture(scope="module")
 def scenes(run_job: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = ["two_nodes", "a_rank_dies", "a_rank_fails", "the_first_rank_fails", "a_restore_fails"]
-    names += ["skips", "turns"]
+    names += ["a_rank_leaves", "skips", "turns"]
     said = run_job("ranks_job.py", tmp_path_factory.mktemp("scenes"), *names)
     found = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("SCENE ")]
     return {scene["scene"]: scene["ranks"] for scene in found}
@@ -111,6 +111,10 @@ def test_a_failure_on_the_first_rank_surfaces_on_all(scenes: dict[str, Any]) -> 
 
 def test_a_restore_that_fails_on_one_rank_fails_on_all(scenes: dict[str, Any]) -> None:
     assert all("model.weight is (4, 3) here" in report["said"] for report in scenes["a_restore_fails"])
+
+
+def test_a_rank_can_leave_while_the_first_hangs(scenes: dict[str, Any]) -> None:
+    assert scenes["a_rank_leaves"] == [{"left": True, "drained": 1}] * 2
 
 
 def test_ranks_skip_alike(scenes: dict[str, Any]) -> None:

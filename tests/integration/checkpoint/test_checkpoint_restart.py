@@ -17,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 
 from small_datasets import make_tokens
 
+from stoker.saved.tiers import Tiers
+from stoker.storage import open_store
+
 pytestmark = pytest.mark.integration
 
 STEPS = 14
@@ -60,6 +63,21 @@ def kill_session(leader: int) -> None:
             pids += map(int, path.read_text().split())
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_script_that_just_ends_has_saved_and_drained_its_last_state(
+    tmp_path: Path, stoker_environ: Any
+) -> None:
+    """It closes nothing. Threads in native code abort a process that exits under them."""
+    command = [sys.executable, Path(__file__).parent / "ends_job.py", tmp_path / "run", tmp_path / "far"]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ranks = [
+        subprocess.Popen(command, env=stoker_environ(**world, RANK=rank, LOCAL_RANK=rank)) for rank in "01"
+    ]
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    for tiers in (Tiers(root=tmp_path / "run"), Tiers(root=tmp_path, remote=open_store(tmp_path / "far"))):
+        assert tiers.latest(skipped=[]).step == 3
 
 
 def test_a_killed_job_goes_on_with_the_same_losses(corpus: Path, tmp_path: Path, stoker_environ: Any) -> None:

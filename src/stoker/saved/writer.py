@@ -10,8 +10,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -19,11 +18,12 @@ from typing import Protocol
 import xxhash
 
 from stoker.errors import StorageError
+from stoker.saved.threads import in_threads
 from stoker.storage import named_errors
 
 _PAGE = 4096
 _UNSUPPORTED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
-_MOST_THREADS = 4  # 2 to 4 threads reach what the disks of both machines can do
+_THREADS = 4  # 2 to 4 threads reach what the disks of both machines can do
 
 
 class Source(Protocol):
@@ -68,10 +68,10 @@ def write_part(
     starts = range(0, source.bytes, chunk_bytes)
     with named_errors("write", path), _reserved(path, source.bytes) as files:
         work = _Work(source, files, chunk_bytes=chunk_bytes, pace=pace or Pace())
-        digests = _in_threads(work.write, starts, threads=min(threads or _MOST_THREADS, len(starts)))
+        digests = tuple(in_threads(work.write, starts, threads=threads or _THREADS, name="stoker-write"))
         os.ftruncate(files.plain, source.bytes)
         os.fsync(files.plain)
-    return tuple(digests)
+    return digests
 
 
 class _Files:
@@ -146,22 +146,3 @@ def _write_all(handle: int, view: memoryview, at: int) -> None:
     while view:
         written = os.pwrite(handle, view, at)
         view, at = view[written:], at + written
-
-
-def _in_threads(work: Callable[[int], int], starts: Sequence[int], *, threads: int) -> list[int]:
-    """Call `work` for every start; the first error ends the rest."""
-    if threads <= 1:
-        return [work(start) for start in starts]
-    stop = threading.Event()
-
-    def careful(start: int) -> int:
-        if stop.is_set():
-            return 0
-        try:
-            return work(start)
-        except BaseException:
-            stop.set()
-            raise
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="stoker-write") as pool:
-        return list(pool.map(careful, starts))

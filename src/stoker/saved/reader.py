@@ -8,19 +8,16 @@ still in the processor's cache. Nothing unverified is ever handed over.
 from __future__ import annotations
 
 import mmap
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import xxhash
 
-from stoker.checkpoint.layout import (
+from stoker.errors import BadCheckpointError, StorageError
+from stoker.saved.layout import (
     MANIFEST,
     Manifest,
     Part,
@@ -30,8 +27,7 @@ from stoker.checkpoint.layout import (
     parse_part,
     part_name,
 )
-from stoker.errors import BadCheckpointError, StorageError
-from stoker.storage import Store, join_url, named_errors
+from stoker.saved.threads import in_threads
 from stoker.world import usable_cores
 
 _PAGE = 4096
@@ -134,7 +130,7 @@ class Checkpoint:
             return
         file = self.folder.opened(part_name(part.rank, "bin"))
         buffers = _Buffers(part.chunk_bytes)
-        threads = min(len(chunks), _MOST_THREADS, max(2, usable_cores()))
+        threads = min(_MOST_THREADS, max(2, usable_cores()))
 
         def read(index: int) -> None:
             try:
@@ -143,9 +139,8 @@ class Checkpoint:
                 on_fault(error)
 
         try:
-            with ThreadPoolExecutor(threads, thread_name_prefix="stoker-read") as pool:
-                for _ in pool.map(read, sorted(chunks)):  # an error ends the rest
-                    pass
+            for _ in in_threads(read, sorted(chunks), threads=threads, name="stoker-read"):
+                pass
         finally:
             buffers.close()
             file.close()
@@ -166,105 +161,6 @@ class Checkpoint:
             for stretch in wanted:
                 first, last = max(stretch.start, start), min(stretch.stop, stop)
                 stretch.receive(first - stretch.start, view[first - start : last - start])
-
-
-class LocalFolder:
-    """A checkpoint in a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name, self.url = path.name, str(path)
-
-    def read(self, file: str) -> bytes:
-        with named_errors("read", self.path / file):
-            return (self.path / file).read_bytes()
-
-    def size(self, file: str) -> int:
-        with named_errors("read", self.path / file):
-            return (self.path / file).stat().st_size
-
-    def opened(self, file: str) -> Blocks:
-        with named_errors("read", self.path / file):
-            return _LocalBlocks(self.path / file)
-
-
-class RemoteFolder:
-    """A checkpoint under a prefix of a store."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        self._store = store
-        self.name, self.url = name, join_url(store.url, name)
-
-    def read(self, file: str) -> bytes:
-        with self._store.open(f"{self.name}/{file}") as opened:
-            return opened.read()
-
-    def size(self, file: str) -> int:
-        return self._store.stat(f"{self.name}/{file}").bytes
-
-    def opened(self, file: str) -> Blocks:
-        return _RemoteBlocks(lambda: self._store.open(f"{self.name}/{file}"))
-
-
-class BothTiers:
-    """A checkpoint of which this node may hold some files, and the remote tier holds all."""
-
-    def __init__(self, near: Folder, far: Folder) -> None:
-        self._near, self._far = near, far
-        self.name, self.url = near.name, near.url
-
-    def read(self, file: str) -> bytes:
-        return self._side(file).read(file)
-
-    def size(self, file: str) -> int:
-        return self._side(file).size(file)
-
-    def opened(self, file: str) -> Blocks:
-        return self._side(file).opened(file)
-
-    def _side(self, file: str) -> Folder:
-        try:
-            self._near.size(file)
-        except StorageError:
-            return self._far
-        return self._near
-
-
-class _LocalBlocks:
-    """Reads past the page cache where that works: a restore reads everything once."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        except OSError:
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read_into(self, buffer: memoryview, at: int) -> int:
-        return os.preadv(self._handle, [buffer], at)
-
-    def close(self) -> None:
-        os.close(self._handle)
-
-
-class _RemoteBlocks:
-    """One reader a thread: a stream has one position."""
-
-    def __init__(self, open_one: Callable[[], BinaryIO]) -> None:
-        self._open_one, self._opened = open_one, list[BinaryIO]()
-        self._mine = threading.local()
-
-    def read_into(self, buffer: memoryview, at: int) -> int:
-        if not hasattr(self._mine, "file"):
-            self._mine.file = self._open_one()
-            self._opened.append(self._mine.file)
-        self._mine.file.seek(at)
-        data = self._mine.file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        for file in self._opened:
-            file.close()
 
 
 class _Buffers:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from stoker.checkpoint.layout import Box, Path, Piece, path_name, place
-from stoker.checkpoint.state import DTensor, Flat, Objects, bare, plain_name
 from stoker.errors import UsageError
+from stoker.saved.layout import Box, Path, Piece, path_name, place
+from stoker.snapshot.state import DTensor, Flat, Objects, bare, plain_name
 
 # A tensor that many ranks hold is cut into slabs of rows of this size, so that none writes it all.
 SLAB_BYTES = 32 << 20

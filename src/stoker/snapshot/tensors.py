@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from stoker.checkpoint.layout import Box, Path, Piece, item_bytes, path_name
-from stoker.checkpoint.reader import Checkpoint, Stretch
-from stoker.checkpoint.state import DTensor, Objects, nest
-from stoker.checkpoint.values import decode
 from stoker.errors import UsageError
+from stoker.saved.layout import Box, Path, Piece, item_bytes, path_name
+from stoker.saved.reader import Checkpoint, Stretch
+from stoker.saved.values import decode
+from stoker.snapshot.state import DTensor, Objects, nest
 
 
 class Saved:

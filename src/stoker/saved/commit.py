@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker import __version__
-from stoker.checkpoint.layout import (
+from stoker.errors import CheckpointError
+from stoker.saved.layout import (
     MANIFEST,
     SAVING,
     Manifest,
@@ -103,6 +104,7 @@ def commit(root: Path, saving: Saving, manifest: bytes, texts: Sequence[bytes]) 
     only the data of its own."""
     folder, final = saving.folder(root), root / saving.name
     for rank, text in enumerate(texts):
+        _check_size(folder / part_name(rank, "bin"), part_from_json(text).bytes)
         _put_missing(folder / part_name(rank, "json"), text)
     with new_file(folder / MANIFEST) as file:
         file.write(manifest)
@@ -111,6 +113,16 @@ def commit(root: Path, saving: Saving, manifest: bytes, texts: Sequence[bytes]) 
         sync_folder(root)
         (final / OWNER).unlink(missing_ok=True)  # not before: a killed save must be known for its maker's
     return final
+
+
+def _check_size(path: Path, size: int) -> None:
+    """What a rank says it wrote must be here, unless its node has a disk of its own."""
+    found = path.stat().st_size if path.exists() else size
+    if found != size:
+        raise CheckpointError(
+            f"{path.name} is {found:,} bytes here, and its rank wrote {size:,}",
+            hint="the filesystem does not show all ranks the same file; use disks of their own, and remote=",
+        )
 
 
 def _put_missing(path: Path, text: bytes) -> None:

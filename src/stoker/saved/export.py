@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.checkpoint.layout import Box, Piece, item_bytes, path_name
-from stoker.checkpoint.reader import Checkpoint, Stretch
 from stoker.errors import UsageError
+from stoker.saved.layout import Box, Piece, item_bytes, path_name
+from stoker.saved.reader import Checkpoint, Stretch
 from stoker.storage import new_file
 
 SHARD_BYTES = 5 * 10**9  # as Hugging Face cuts its own

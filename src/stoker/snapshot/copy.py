@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from stoker.checkpoint.arena import Arena
-from stoker.checkpoint.plan import Plan
 from stoker.errors import CheckpointError
+from stoker.saved.threads import in_threads
+from stoker.snapshot.arena import Arena
+from stoker.snapshot.plan import Plan
 from stoker.world import usable_cores
 
 _GROUP_BYTES = 64 << 20  # copied at once: what follows can start when one is done
@@ -68,6 +69,7 @@ class Snapshot:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._hook: Any = None
+        self.settle_s = 0.0  # how long an optimizer's step stood still for it
 
     # --- the loop's side ---
 
@@ -85,18 +87,20 @@ class Snapshot:
         self._copy_groups(0, self._hasty_groups)
         self._devices.order(self._events[-1:])
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.settle())
-        self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot", daemon=True)
+        self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot")
         self._thread.start()
 
     def settle(self) -> None:
         """Return when the loop may change its weights."""
         if self._thread is None:
             return
+        began = time.monotonic()
         self._thread.join()
         self._thread = None
         self._hook.remove()
         self._devices.order(self._events[-1:])
         self._check_versions()
+        self.settle_s = time.monotonic() - began
 
     def _copy_rest(self) -> None:
         try:
@@ -120,14 +124,11 @@ class Snapshot:
 
     def _copy_groups(self, first: int, last: int) -> None:
         threads = 1 if self._devices else min(_MOST_THREADS, usable_cores())
-        with ExitStack() as stack:
-            pool = stack.enter_context(_pool(threads)) if last - first > 1 and threads > 1 else None
-            work = self._copy_group
-            for event in pool.map(work, range(first, last)) if pool else map(work, range(first, last)):
-                with self._changed:
-                    self._events.append(event)
-                    self._copied += 1
-                    self._changed.notify_all()
+        for event in in_threads(self._copy_group, range(first, last), threads=threads, name="stoker-copy"):
+            with self._changed:
+                self._events.append(event)
+                self._copied += 1
+                self._changed.notify_all()
 
     def _copy_group(self, index: int) -> Any:
         group = self._groups[index]
@@ -270,10 +271,6 @@ def _grouped(plan: Plan, tensors: Sequence[torch.Tensor], *, cut: int) -> Iterat
 
     for _, group in groupby(_moves(plan, tensors, cut=cut), key=group_of):
         yield list(group)
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="stoker-copy")
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

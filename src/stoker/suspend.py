@@ -50,7 +50,12 @@ def suspend(pid: int, *, image: Path | None = None, driver: Any = None) -> Suspe
         calls.unlock(pid)  # it goes on as if nothing had been
         raise
     if image:
-        _dump(criu, pid, image)
+        try:
+            _dump(criu, pid, image)
+        except CheckpointError:
+            calls.restore(pid)
+            calls.unlock(pid)
+            raise
     return Suspended(
         pid=pid, state="suspended", seconds=time.monotonic() - started, image=str(image) if image else ""
     )

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.checkpoint.suspend import resume, suspend
 from stoker.errors import CheckpointError, MissingPackageError, UsageError
+from stoker.suspend import resume, suspend
 
 
 class Driver:

@@ -4,12 +4,13 @@ Method, on the CPU: a model of some 700 parameters with AdamW, about 2 GiB and 2
 way to save runs in a process of its own, all ways in turn, round after round; medians. In each process:
   stall     how long the call that saves keeps the loop (after a first save, which may allocate)
   durable   from that call until everything is on disk and synced
-  lost      how much longer the loop's steps take until then, beside steps without a save
+  lost      how much longer the loop's steps take until then, beside steps just before the save
   memory    the most resident memory of the process and its children during saves, beyond the state itself
   load      from a cold page cache into a new model and optimizer (torch.load maps; ours is verified)
 and once: the disk's O_DIRECT ceiling for the same bytes, and resident memory over 20 saves of ours.
 
     python benchmarks/checkpoint.py                        # about ten minutes
+    python benchmarks/checkpoint.py --rounds 1 --add       # one round more, to what is there
     python benchmarks/checkpoint.py --gigabytes 0.2 --rounds 1    # does it work?
 """
 
@@ -91,7 +92,11 @@ class Loop:
 
     def __init__(self) -> None:
         self._a = torch.randn(1024, 1024)
-        self.normal_s = statistics.median(self.step() for _ in range(20))
+        self.normal()
+
+    def normal(self) -> float:
+        """Seconds of a step now: a shared machine is not always as fast."""
+        return statistics.median(self.step() for _ in range(10))
 
     def step(self) -> float:
         began = time.perf_counter()
@@ -99,11 +104,11 @@ class Loop:
             torch.mm(self._a, self._a)
         return time.perf_counter() - began
 
-    def run_until(self, done) -> float:
+    def run_until(self, done, *, normal_s: float) -> float:
         """Seconds lost beside normal steps until `done()`."""
         lost = 0.0
         while not done():
-            lost += self.step() - self.normal_s
+            lost += self.step() - normal_s
         return lost
 
 
@@ -111,14 +116,21 @@ class Loop:
 
 
 class Way:
-    """Begins a save; gives the future of its end, or nothing when it is durable already."""
+    """A way to save: `save` begins, `done` says whether it is durable, `wait` when that was."""
 
     def __init__(self, folder: Path, model, optimizer) -> None:
         self.folder, self.model, self.optimizer = folder, model, optimizer
         self.path = folder / "none"
 
-    def save(self, number: int):
+    def save(self, number: int) -> None:
         raise NotImplementedError
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, began: float) -> float:
+        """Seconds from `began` to the moment it was durable: most are when the call returns."""
+        return time.perf_counter() - began
 
     def load(self, model, optimizer) -> None:
         raise NotImplementedError
@@ -134,7 +146,6 @@ class TorchSave(Way):
             torch.save(state_of(self.model, self.optimizer), file)
             file.flush()
             os.fsync(file.fileno())
-        return
 
     def load(self, model, optimizer) -> None:
         state = torch.load(self.path, mmap=True, weights_only=True)
@@ -155,7 +166,6 @@ class Safetensors(Way):
         save_file(state, self.path)
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
-        return
 
     def load(self, model, optimizer) -> None:
         from safetensors.torch import load_file
@@ -180,11 +190,24 @@ class Dcp(Way):
         state = state_of(self.model, self.optimizer)
         if self.kind == "save":
             dcp.save(state, checkpoint_id=self.path)
-            return None
+            return
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
         kind = {"thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}[self.kind]
-        return dcp.async_save(state, checkpoint_id=self.path, async_checkpointer_type=kind)
+        self._ended: list[float] = []
+        self._future = dcp.async_save(state, checkpoint_id=self.path, async_checkpointer_type=kind)
+        self._future.add_done_callback(lambda _: self._ended.append(time.perf_counter()))
+
+    def done(self) -> bool:
+        return self.kind == "save" or bool(self._ended)
+
+    def wait(self, began: float) -> float:
+        if self.kind == "save":
+            return super().wait(began)
+        self._future.result()
+        while not self._ended:  # a callback may come after those who wait
+            time.sleep(0.001)
+        return self._ended[0] - began
 
     def load(self, model, optimizer) -> None:
         import torch.distributed.checkpoint as dcp
@@ -212,9 +235,15 @@ class Stoker(Way):
 
         self.checkpointer = stoker.Checkpointer(folder, overlap=self.overlap, keep=1)
 
-    def save(self, number: int):
+    def save(self, number: int) -> None:
         self.checkpointer.save(number, model=self.model, optimizer=self.optimizer)
-        return self.checkpointer._pending
+
+    def done(self) -> bool:
+        return not self.checkpointer.is_saving
+
+    def wait(self, began: float) -> float:
+        self.checkpointer.wait()
+        return self.checkpointer.report().durable_s
 
     def load(self, model, optimizer) -> None:
         import stoker
@@ -259,7 +288,8 @@ def measure(name: str, folder: Path, *, gigabytes: float, saves: int) -> dict:
     before = resident_bytes()
     runs = []
     with peak() as most:
-        wait(way.save(0))
+        way.save(0)
+        way.wait(0.0)
         clear(folder, way)
         for number in range(1, saves + 1):
             runs.append(one_save(way, loop, number))
@@ -267,27 +297,24 @@ def measure(name: str, folder: Path, *, gigabytes: float, saves: int) -> dict:
                 clear(folder, way)
     way.close()
     report = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-    report |= {"memory": (most[0] - before) / size, "state_bytes": size, "normal_step_s": loop.normal_s}
+    report |= {"memory": (most[0] - before) / size, "state_bytes": size}
     del model, optimizer, way.model, way.optimizer
     gc.collect()
     return report | {"load_s": cold_load(way, gigabytes)}
 
 
 def one_save(way: Way, loop: Loop, number: int) -> dict:
-    ended: list[float] = []
+    normal_s = loop.normal()
     began = time.perf_counter()
-    future = way.save(number)
+    way.save(number)
     stall = time.perf_counter() - began
-    if future is None:  # it was all done in the call
-        return {"stall_s": stall, "durable_s": stall, "lost_s": 0.0}
-    future.add_done_callback(lambda _: ended.append(time.perf_counter()))
-    lost = loop.run_until(lambda: bool(ended))
-    return {"stall_s": stall, "durable_s": ended[0] - began, "lost_s": max(0.0, lost)}
-
-
-def wait(future) -> None:
-    if future is not None:
-        future.result()
+    lost = loop.run_until(way.done, normal_s=normal_s)
+    return {
+        "stall_s": stall,
+        "durable_s": way.wait(began),
+        "lost_s": max(0.0, lost),
+        "normal_step_s": normal_s,
+    }
 
 
 def clear(folder: Path, way: Way) -> None:
@@ -354,7 +381,8 @@ def growth(folder: Path, *, gigabytes: float, saves: int = 20) -> dict:
     seen = []
     way = Stoker(folder, model, optimizer)
     for number in range(saves):
-        wait(way.save(number))
+        way.save(number)
+        way.wait(0.0)
         seen.append(resident_bytes())
     way.close()
     return {"saves": saves, "grown_bytes": seen[-1] - seen[1], "state_bytes": state_bytes(model, optimizer)}
@@ -433,6 +461,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=3, help="saves measured in each process")
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--add", action="store_true", help="add to the rounds that are there")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
@@ -440,8 +469,9 @@ def main() -> None:
     if given.one:
         return child(given)
     ways = given.ways.split(",")
-    runs: dict[str, list[dict]] = {name: [] for name in ways}
-    disk = []
+    before = json.loads(given.out.read_text()) if given.add else {}
+    runs: dict[str, list[dict]] = before.get("runs", {name: [] for name in ways})
+    disk = before.get("ceiling", [])
     for number in range(given.rounds):
         disk.append(ask("ceiling", given))
         for name in ways:
@@ -450,7 +480,8 @@ def main() -> None:
     report = {
         "machine": {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count()},
         "ceiling_s": statistics.median(one["seconds"] for one in disk),
-        "growth": ask("growth", given),
+        "ceiling": disk,
+        "growth": before.get("growth") or ask("growth", given),
         "median": {
             name: {key: statistics.median(run[key] for run in some) for key in some[0]}
             for name, some in runs.items()

@@ -23,7 +23,8 @@ from stoker.storage import named_errors
 
 _PAGE = 4096
 _UNSUPPORTED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
-_THREADS = 4  # 2 to 4 threads reach what the disks of both machines can do
+# Beside a loop that takes all cores six keep the disk busy: durable in 1.47 s, with two 1.72 (small machine).
+_THREADS = 6
 
 
 class Source(Protocol):

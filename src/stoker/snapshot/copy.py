@@ -232,7 +232,9 @@ class _Devices:
         return stack
 
     def mark(self) -> Any:
-        return [stream.record_event() for stream in self._streams.values()]
+        # blocking: a thread that waits for a copy sleeps, instead of spinning beside the loop's own launches
+        event: Any = torch.cuda.Event  # untyped in torch
+        return [stream.record_event(event(blocking=True)) for stream in self._streams.values()]
 
     def order(self, marks: Sequence[Any]) -> None:
         """Let the loop's streams, not its thread, wait for these copies."""

@@ -72,6 +72,7 @@ def a_rank_dies(folder: Path, world: World) -> Any:
         checkpointer.wait()
     except StokerError as error:
         said = error.message
+    KEPT.append(checkpointer)  # how a job without one of its ranks ends is not what this is about
     back = state(0)
     with Checkpointer(folder / "run", world=World()) as alone:
         step = alone.restore(state=back).step
@@ -176,6 +177,7 @@ def main() -> None:
         print("SCENE", json.dumps({"scene": scene, "codes": codes, "ranks": ranks}), flush=True)
 
 
+KEPT: list[Checkpointer] = []
 PORTS = free_ports(2)  # chosen before the forks: every rank must know them
 
 if __name__ == "__main__":

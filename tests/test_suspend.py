@@ -1,4 +1,7 @@
-"""Suspending a GPU process: the right calls in the right order, and clear refusals. The driver is played."""
+"""Suspending a GPU process: the right calls in the right order, and clear refusals.
+
+The driver here is made up after NVIDIA's documentation, not recorded: it shows the order of calls. The
+real one suspends a training process in tests/gpu/test_checkpoint.py."""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from stoker.suspend import resume, suspend
 
 
 class Driver:
-    """Answers as cuda.bindings.driver does (tried on an H200, driver 580)."""
+    """Answers in the form of cuda.bindings.driver, and remembers what it was asked."""
 
     def __init__(self, *, fails: str = "", version: int = 13000) -> None:
         self.state, self.calls, self._fails, self._version = 0, [], fails, version
@@ -93,6 +96,16 @@ def test_an_image_needs_criu(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackageError, match="criu is not installed"):
         suspend(os.getpid(), image=tmp_path / "image", driver=driver)
     assert driver.calls == []
+
+
+def test_a_process_whose_image_fails_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "criu").write_text("#!/bin/sh\necho cannot dump >&2\nexit 1\n")
+    (tmp_path / "criu").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    driver = Driver()
+    with pytest.raises(CheckpointError, match="criu dump failed with 1: cannot dump"):
+        suspend(os.getpid(), image=tmp_path / "image", driver=driver)
+    assert (driver.calls[-2:], driver.state) == (["Restore", "Unlock"], 0)
 
 
 def test_without_the_bindings_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.checkpoint.storm import Fleet, Limits, advise, mtbf_of, simulate, start_delay_s, waits_for
+from stoker.checkpoint.interval import advise, mtbf_of
+from stoker.checkpoint.storm import Fleet, Limits, simulate, start_delay_s, waits_for
 from stoker.errors import UsageError
 from stoker.world import World
 

@@ -11,23 +11,25 @@ Every rank of the job makes one and calls the same methods with the same names.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from stoker.checkpoint.agree import Rounds, agreed_plan
 from stoker.checkpoint.board import Board, SoloBoard, TcpBoard
-from stoker.checkpoint.options import CheckpointOptions
+from stoker.checkpoint.drain import Loaders
+from stoker.checkpoint.interval import Advice, Interval, advise, mtbf_of
+from stoker.checkpoint.options import CheckpointOptions, CheckpointReport
 from stoker.checkpoint.restore import Restored, load_state, restore_newest
 from stoker.checkpoint.saver import Save, Saver
-from stoker.checkpoint.storm import Advice, advise, mtbf_of
 from stoker.errors import CheckpointError, StokerError, UsageError
 from stoker.saved.reader import Checkpoint
 from stoker.saved.tiers import Tiers
@@ -39,23 +41,6 @@ from stoker.snapshot.state import Flat, Objects, flatten, random_state
 from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
 from stoker.storage import local_path, open_store
-
-_FIRST_AUTO_STEP = 10  # enough steps to know how long one takes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointReport:
-    """What a checkpointer did so far."""
-
-    saves: int = 0
-    skipped: int = 0
-    failed: int = 0
-    drained: int = 0
-    bytes: int = 0  # of the last save, on this rank
-    host_bytes: int = 0
-    stall_s: float = 0.0  # how long the loop stood still for the last save, before an optimizer's step too
-    durable_s: float = 0.0  # from the call of the last save until it was durable
-    last: str = ""
 
 
 class Checkpointer:
@@ -72,21 +57,19 @@ class Checkpointer:
         self._arena = Arena()
         self._plan: Plan | None = None
         self._snapshot: Snapshot | None = None
-        self._loaders = _Loaders(self.options.busy)
+        self._loaders = Loaders(self.options.busy)
         self._leave: Any = None  # a finalizer
         self._allocating: threading.Thread | None = None
         self._failures: list[BaseException] = []
         self._report = CheckpointReport()
-        self._due_at = _FIRST_AUTO_STEP
-        self._last_step: tuple[int, float] | None = None
-        self._step_s = 0.0
+        self._interval = Interval(self.options.every)
 
     # --- saving ---
 
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
-        self._clock(step)
-        self._loaders.note(objects)
+        self._interval.note(step)
+        self._loaders.note(objects.values())
         self._surface()
         if self._is_due(step):
             return self.save(step, **objects)
@@ -189,7 +172,7 @@ class Checkpointer:
         _, rounds = self._start()
         restored = restore_newest(self._tiers, rounds, objects, name=name, strict=strict)
         _warn_of_skipped(restored.skipped if self._world.rank == 0 else ())
-        self._due_at = restored.step + _FIRST_AUTO_STEP
+        self._interval.restored(restored.step)
         return restored
 
     def load(self, *, name: str = "", keys: Sequence[str] = ("",)) -> dict[str, Any]:
@@ -221,7 +204,7 @@ class Checkpointer:
             )
             self._saver = Saver(self._tiers, self._board, options, busy=self._loaders.behind)
             self._rounds = Rounds(self._board, self._world, timeout_s=options.timeout_s)
-            self._leave = weakref.finalize(self, _leave, self._saver, self._board)
+            self._leave = weakref.finalize(self, _leave, self._saver, self._board, os.getpid())
         return self._saver, self._rounds
 
     def _prepare(self, objects: Objects) -> None:
@@ -327,28 +310,15 @@ class Checkpointer:
             self._report = replace(self._report, drained=len(drain.drained))
 
     def _is_due(self, step: int) -> bool:
-        if self.options.every == "auto":
-            if step < self._due_at:
-                return False
-            _, rounds = self._start()
-            self._due_at = step + int(rounds.told(lambda: str(self._auto_steps())))
-            return True
-        return bool(self.options.every) and step > 0 and step % int(self.options.every) == 0
+        return self._interval.is_due(step, steps=self._steps_to_the_next)
 
-    def _auto_steps(self) -> int:
-        """Steps until the save after this one, as rank 0 reckons; few until one has been measured."""
+    def _steps_to_the_next(self) -> int:
+        """As rank 0 reckons."""
+        _, rounds = self._start()
         if not self.is_saving:
             self._finish_pending()
-        if not self._report.saves or not self._step_s:
-            return _FIRST_AUTO_STEP
-        return max(1, round(self.advice().interval_s / self._step_s))
-
-    def _clock(self, step: int) -> None:
-        now = time.monotonic()
-        if self._last_step is not None and step > self._last_step[0]:
-            one = (now - self._last_step[1]) / (step - self._last_step[0])
-            self._step_s = 0.9 * self._step_s + 0.1 * one if self._step_s else one
-        self._last_step = (step, now)
+        advice = self.advice() if self._report.saves else None
+        return int(rounds.told(lambda: str(self._interval.advised_steps(advice))))
 
     def _note_stall(self, started: float, step: int) -> None:
         ended = time.monotonic()
@@ -356,23 +326,12 @@ class Checkpointer:
         self._report = replace(self._report, stall_s=ended - started)
 
 
-class _Loaders:
-    """The loaders among what is saved: a drain yields while one of them is behind."""
-
-    def __init__(self, busy: Callable[[], bool] | None) -> None:
-        self._busy = busy
-        self._known: tuple[Any, ...] = ()
-
-    def note(self, objects: Objects) -> None:
-        self._known = tuple(one for one in objects.values() if hasattr(type(one), "is_behind"))
-
-    def behind(self) -> bool:
-        return bool(self._busy and self._busy()) or any(one.is_behind for one in self._known)
-
-
-def _leave(saver: Saver, board: Board) -> None:
+def _leave(saver: Saver, board: Board, pid: int) -> None:
     """For a loop that ends without `close`: the last save and its drain are finished all the same, and the
-    log is told of a failure, since no step is left that could raise it."""
+    log is told of a failure, since no step is left that could raise it. Not in a forked child, which has
+    neither the threads nor a connection of its own."""
+    if os.getpid() != pid:
+        return
     saver.close()
     failures = [saver.drain.take_failure() if saver.drain else None]
     failures += [saver.pending.exception() if saver.pending else None]

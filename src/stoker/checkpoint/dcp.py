@@ -38,7 +38,7 @@ from stoker.saved.values import decode, encode
 from stoker.saved.writer import write_part
 from stoker.snapshot.arena import Arena
 from stoker.snapshot.copy import Snapshot
-from stoker.snapshot.plan import Plan, Write, dtype_name
+from stoker.snapshot.plan import Plan, Write, box_of, dtype_name, local
 from stoker.snapshot.state import DTensor
 from stoker.snapshot.tensors import Reading, Saved, find_piece, tensor_metadata
 from stoker.storage import open_store
@@ -101,7 +101,7 @@ class Writer(StorageWriter):
                 value = torch.load(io.BytesIO(data.getbuffer()), weights_only=False)  # torch's, just pickled
                 values.append((path, encode(value, name=path_name(path))))
             else:
-                boxes.append(_box(path, item))
+                boxes.append(box_of(path, item))
                 tensors.append(data.detach())
         pieces, size = place(boxes)
         self._arena.ensure(size, pinned=any(tensor.is_cuda for tensor in tensors))
@@ -190,7 +190,8 @@ class Reader(StorageReader):
 
 
 class Stager:
-    """A stager for `dcp.async_save`: one reused, pinned copy of the state instead of a new one each time."""
+    """A stager for `dcp.async_save`: one reused, pinned copy of the state instead of a new one each time.
+    torch 2.11 closes it after every save, newer ones do not: there the memory is reused."""
 
     should_synchronize_after_execute = False
     _synchronize_after_execute = False
@@ -202,12 +203,12 @@ class Stager:
         """A copy of the state in the arena; good until the next call."""
         found: list[torch.Tensor] = []
         _visit(state_dict, found.append)
-        boxes = [_whole_box(at, _local(tensor)) for at, tensor in enumerate(found)]
+        boxes = [_whole_box(at, local(tensor)) for at, tensor in enumerate(found)]
         pieces, size = place(boxes)
         self._arena.ensure(size, pinned=any(tensor.is_cuda for tensor in found))
         writes = tuple(Write(piece=piece, path=piece.box.path) for piece in pieces)
         plan = Plan(signature=(), writes=writes, pieces=pieces, bytes=size, hasty_bytes=size)
-        Snapshot(self._arena, plan, [_local(one) for one in found], chunk_bytes=CHUNK_BYTES).copy()
+        Snapshot(self._arena, plan, [local(one) for one in found], chunk_bytes=CHUNK_BYTES).copy()
         copies = iter(pieces)
         staged: dict[str, Any] = _visit(state_dict, lambda tensor: self._staged(tensor, next(copies).at))
         return staged
@@ -219,7 +220,7 @@ class Stager:
         self._arena.close()
 
     def _staged(self, tensor: torch.Tensor, at: int) -> torch.Tensor:
-        here = _local(tensor)
+        here = local(tensor)
         flat = self._arena.tensor[at : at + here.nbytes]
         copy = flat.view(here.dtype).view(here.shape)
         if isinstance(tensor, DTensor):
@@ -240,25 +241,10 @@ def _visit(value: Any, change: Any) -> Any:
     return value
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
-
-
 def _whole_box(at: int, tensor: torch.Tensor) -> Box:
     shape = tuple(tensor.shape)
     return Box(
         path=(at,), dtype=dtype_name(tensor.dtype), shape=shape, offsets=(0,) * len(shape), sizes=shape
-    )
-
-
-def _box(path: Any, item: Any) -> Box:
-    data = item.tensor_data
-    return Box(
-        path=path,
-        dtype=dtype_name(data.properties.dtype),
-        shape=tuple(data.size),
-        offsets=tuple(data.chunk.offsets),
-        sizes=tuple(data.chunk.sizes),
     )
 
 

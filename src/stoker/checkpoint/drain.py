@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -169,6 +169,20 @@ class Drain:
         self._board.forget([f"drain/{number - 1}", f"{old}/all", *ranks])
         for one in remote_garbage(store) if number == 0 else ():
             remove_remote(store, one.name)
+
+
+class Loaders:
+    """The loaders among what is saved: a drain yields while one of them is behind."""
+
+    def __init__(self, busy: Callable[[], bool] | None) -> None:
+        self._busy = busy
+        self._known: tuple[Any, ...] = ()
+
+    def note(self, objects: Iterable[Any]) -> None:
+        self._known = tuple(one for one in objects if hasattr(type(one), "is_behind"))
+
+    def behind(self) -> bool:
+        return bool(self._busy and self._busy()) or any(one.is_behind for one in self._known)
 
 
 def upload_manifest(folder: Path, store: Store) -> None:

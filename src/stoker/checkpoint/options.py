@@ -1,4 +1,4 @@
-"""What a Checkpointer can be told."""
+"""What a Checkpointer can be told, and what it tells."""
 
 from __future__ import annotations
 
@@ -54,3 +54,18 @@ class CheckpointOptions:
             raise UsageError(
                 f"chunk_bytes={self.chunk_bytes} is not a multiple of 4096", hint="leave it at its default"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointReport:
+    """What a checkpointer did so far."""
+
+    saves: int = 0
+    skipped: int = 0
+    failed: int = 0
+    drained: int = 0
+    bytes: int = 0  # of the last save, on this rank
+    host_bytes: int = 0
+    stall_s: float = 0.0  # how long the loop stood still for the last save, before an optimizer's step too
+    durable_s: float = 0.0  # from the call of the last save until it was durable
+    last: str = ""

@@ -1,4 +1,4 @@
-"""Many writers, one store: who writes when, what that buys, and how often to save at all. Pure.
+"""Many writers, one store: who writes when, and what that buys. Pure.
 
 A thousand ranks that save at the same moment arrive at a store built for less: each write slows all others,
 and the readers that feed the GPUs with them. Limits spread them out; `simulate` says what that is worth.
@@ -147,44 +147,3 @@ def _shares(fleet: Fleet, active: int, cap: float) -> tuple[float, float]:
     read = min(wish, max(fair * fleet.readers, total - active * cap))
     rate = min(cap, (total - read) / active) if active else cap
     return max(rate, 1e-9), read / wish if wish else 1.0
-
-
-# --- how often ----------------------------------------------------------------------------------------
-
-
-# Meta's Llama 3 report counts 419 unexpected interruptions of 16,384 GPUs in 54 days.
-GPU_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
-    """How often to save, and what saving and failing then cost together."""
-
-    interval_s: float
-    loss: float  # share of the time that is lost to saves and failures
-    stall_s: float
-    write_s: float
-    mtbf_s: float
-
-
-def mtbf_of(ranks: int) -> float:
-    """Seconds between failures of a job of so many GPUs, when nothing better is known."""
-    return GPU_HOURS_PER_FAILURE * 3600 / ranks
-
-
-def advise(*, stall_s: float, write_s: float, mtbf_s: float, restart_s: float = 120.0) -> Advice:
-    """The interval of Young and Daly for what a save costs the loop. A save that runs in the background is
-    not there until it is durable, so no interval is shorter than that."""
-    if mtbf_s <= 0:
-        raise UsageError(f"mtbf_s={mtbf_s} is no time between failures", hint="give seconds, say 86400")
-    cost = max(stall_s, 1e-4)
-    interval = max(_daly(cost, mtbf_s), write_s)
-    loss = cost / interval + (interval / 2 + write_s + restart_s) / mtbf_s
-    return Advice(interval_s=interval, loss=min(1.0, loss), stall_s=stall_s, write_s=write_s, mtbf_s=mtbf_s)
-
-
-def _daly(cost: float, mtbf: float) -> float:
-    if cost >= 2 * mtbf:
-        return mtbf
-    half = cost / (2 * mtbf)
-    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(half) / 3 + half / 9) - cost

@@ -78,12 +78,12 @@ def verify(root: str, remote: str, name: str, as_json: bool) -> None:
 @command.command()
 @click.argument("root")
 @_remote
-@click.option("--keep", default=0, help="Also delete all but this many.  [default: keep all]")
+@click.option("--keep", default=0, metavar="N", help="Also delete all but the newest N.  [default: keep all]")
 @click.option("--dry-run", is_flag=True, help="Say what would go, delete nothing.")
 @_json
 def gc(root: str, remote: str, keep: int, dry_run: bool, as_json: bool) -> None:
     """Delete what dead runs left in ROOT: unfinished saves, uploads without a manifest."""
-    from stoker.saved.retention import collect, garbage, remote_garbage, remove_remote, retain
+    from stoker.saved.retention import collect, garbage, remote_garbage, remove_remote, retain, superseded
 
     tiers = _tiers(root, remote)
     found = garbage(tiers.root) if dry_run else collect(tiers.root)
@@ -92,7 +92,7 @@ def gc(root: str, remote: str, keep: int, dry_run: bool, as_json: bool) -> None:
         for one in () if dry_run else uploads:
             remove_remote(tiers.remote, one.name)
         found += uploads
-    old = [] if dry_run else retain(tiers, keep=keep)
+    old = superseded(tiers, keep=keep)[0] if dry_run else retain(tiers, keep=keep)
     if as_json:
         click.echo(json.dumps({"garbage": [asdict(one) for one in found], "superseded": old}, indent=1))
         return
@@ -148,7 +148,11 @@ def diff(root: str, one: str, other: str, remote: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("pid", type=int)
-@click.option("--image", type=click.Path(path_type=Path, file_okay=False), help="Also write a CRIU image.")
+@click.option(
+    "--image",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the process here too, with CRIU.",
+)
 @_json
 def suspend(pid: int, image: Path | None, as_json: bool) -> None:
     """Stop the GPU work of process PID and free its GPU memory for another job."""

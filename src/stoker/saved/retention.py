@@ -37,22 +37,26 @@ def expired(names: Sequence[str], *, keep: int, safe: Collection[str] | None = N
     return [name for name in rest if names.index(name) > newest_safe]
 
 
-def retain(tiers: Tiers, *, keep: int) -> list[str]:
-    """Delete what newer whole checkpoints stand in for; gives their names."""
+def superseded(tiers: Tiers, *, keep: int) -> tuple[list[str], list[str]]:
+    """What newer whole checkpoints stand in for, here and in the remote tier."""
     if keep <= 0:
-        return []
-    safe = None
-    if tiers.remote is not None:
-        far = tiers.remote_names()
-        newest = next((one for one in far if _is_whole(RemoteFolder(tiers.remote, one))), "")
-        safe = {newest}
-        for name in expired(far, keep=keep, safe=safe):
-            remove_remote(tiers.remote, name)
+        return [], []
     near = [one for one in local_names(tiers.root) if _is_whole(LocalFolder(tiers.root / one), parts=False)]
-    gone = expired(near, keep=keep, safe=safe)
-    for name in gone:
+    if tiers.remote is None:
+        return expired(near, keep=keep), []
+    far = tiers.remote_names()
+    safe = {next((one for one in far if _is_whole(RemoteFolder(tiers.remote, one))), "")}
+    return expired(near, keep=keep, safe=safe), expired(far, keep=keep, safe=safe)
+
+
+def retain(tiers: Tiers, *, keep: int) -> list[str]:
+    """Delete what is superseded; gives the names of those that were here."""
+    near, far = superseded(tiers, keep=keep)
+    for name in far if tiers.remote is not None else ():
+        remove_remote(tiers.remote, name)
+    for name in near:
         remove_local(tiers.root, name)
-    return gone
+    return near
 
 
 def remove_local(root: Path, name: str) -> None:

@@ -70,7 +70,7 @@ def held_boxes(flat: Flat) -> tuple[list[Box], dict[Path, list[Path]]]:
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(alone, is_coordinator=True)
     items = planner.create_local_plan().items
-    boxes = [_box(paths[item.index.fqn], item) for item in items]
+    boxes = [box_of(paths[item.index.fqn], item) for item in items]
     return [box for box in boxes if box.bytes or not box.shape or 0 in box.shape], shared
 
 
@@ -141,7 +141,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _box(path: Path, item: Any) -> Box:
+def box_of(path: Path, item: Any) -> Box:
+    """The box that a write item of torch.distributed.checkpoint means."""
     data = item.tensor_data
     if data is None or data.properties.layout != torch.strided:
         raise UsageError(f"{path_name(path)} is not a dense tensor", hint="save its parts as dense tensors")

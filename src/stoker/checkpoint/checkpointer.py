@@ -42,6 +42,10 @@ from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
 from stoker.storage import local_path, open_store
 
+# The share of a copy before writing begins. On the small machine, 1.85 GiB: with none of it the stall is a third
+# longer, with all of it the time to durable a fifth.
+_HEAD_START = 0.25
+
 
 class Checkpointer:
     """Saves and restores. `close` it (or use it as a context manager): that waits for the last save."""
@@ -238,31 +242,29 @@ class Checkpointer:
         tensors = plan.tensors(flat)
         self._allocated()
         self._arena.ensure(self._room(plan), pinned=any(tensor.is_cuda for tensor in tensors))
-        self._snapshot = Snapshot(self._arena, plan, tensors, chunk_bytes=self.options.chunk_bytes)
+        head_start = 0.0 if self.options.overlap else _HEAD_START
+        self._snapshot = Snapshot(
+            self._arena, plan, tensors, chunk_bytes=self.options.chunk_bytes, head_start=head_start
+        )
         return Save(
             number=number,
             step=step,
             asked_at=asked_at,
             snapshot=self._snapshot,
             pieces=plan.pieces,
+            pieces_text=plan.pieces_text,
             values=_encoded(flat.values),
             own=_encoded(random_state()),
         )
 
     def _begin(self, saver: Saver, save: Save) -> None:
-        """Copy and write: one beside the other only where the copy needs it or runs behind the loop."""
+        """Copy, and write what is copied; what goes wrong fails the save, and the next step says so."""
         assert self._snapshot is not None
-        beside = self.options.overlap or self._arena.bytes < save.snapshot.bytes
-        if beside:
-            saver.submit(save)
+        saver.submit(save)
         try:
             self._snapshot.copy_behind() if self.options.overlap else self._snapshot.copy()
         except Exception as error:
             self._snapshot.abort(error)
-            if not beside:  # else the save fails with it, and the next step says so
-                raise
-        if not beside:  # writing at once would only slow the copy down
-            saver.submit(save)
 
     def _settle(self) -> None:
         if self._snapshot is not None:

@@ -31,7 +31,16 @@ from torch.futures import Future
 
 from stoker.errors import BadCheckpointError
 from stoker.saved.commit import Saving, begin, commit, join, make_manifest, put_part
-from stoker.saved.layout import CHUNK_BYTES, Box, Part, part_name, path_name, place, sequence_of
+from stoker.saved.layout import (
+    CHUNK_BYTES,
+    Box,
+    Part,
+    part_from_json,
+    part_name,
+    path_name,
+    place,
+    sequence_of,
+)
 from stoker.saved.reader import Checkpoint
 from stoker.saved.tiers import Tiers, local_names
 from stoker.saved.values import decode, encode
@@ -85,7 +94,8 @@ class Writer(StorageWriter):
         texts = {found.storage_data[0]: found.storage_data[2] for some in results for found in some}
         saving, _ = join(self._root, results[0][0].storage_data[1])
         in_order = [texts[rank] for rank in sorted(texts)]
-        commit(self._root, saving, make_manifest(saving, in_order).to_json(), in_order)
+        parts = [part_from_json(text) for text in in_order]
+        commit(self._root, saving, make_manifest(saving, parts, in_order), in_order)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

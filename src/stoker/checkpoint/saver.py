@@ -28,7 +28,7 @@ from stoker.saved.commit import (
     make_manifest,
     put_part,
 )
-from stoker.saved.layout import Part, Piece, part_name, sequence_of
+from stoker.saved.layout import Part, Piece, parse_manifest, part_from_json, part_name, sequence_of
 from stoker.saved.retention import collect, retain
 from stoker.saved.tiers import Tiers, local_names
 from stoker.saved.writer import Pace, Source, write_part
@@ -52,6 +52,7 @@ class Save:
     asked_at: float  # monotonic
     snapshot: Copy
     pieces: tuple[Piece, ...]
+    pieces_text: str
     values: tuple[tuple[Any, Any], ...]
     own: tuple[tuple[Any, Any], ...]
 
@@ -119,16 +120,18 @@ class Saver:
     def _run(self, save: Save) -> Finished:
         saving, shared = self._begin(save)
         mine: BaseException | None = None
+        part: Part | None = None
         try:
             with span("checkpoint write", step=save.step, bytes=save.snapshot.bytes):
-                text = self._write(save, saving)
+                part = self._write(save, saving)
+            text = put_part(self._tiers.root, saving, part)
             self._board.post(f"part/{save.number}/{self._world.rank}", b"+" + text)
         except BaseException as error:
             mine = error
             save.snapshot.abort(error)
             self.fail(save.number, error)
         try:
-            self._end(save, saving, shared=shared)
+            self._end(save, saving, part, shared=shared)
         except CheckpointError:
             if mine is not None:  # this rank knows better than what came back from rank 0
                 raise mine from None
@@ -166,7 +169,7 @@ class Saver:
         except StokerError:  # the remote tier is away: it will be asked again when something is drained
             return local_names(self._tiers.root)
 
-    def _write(self, save: Save, saving: Saving) -> bytes:
+    def _write(self, save: Save, saving: Saving) -> Part:
         try:
             self._wait_for_turn(save.number)
             path = saving.folder(self._tiers.root) / part_name(self._world.rank, "bin")
@@ -175,17 +178,17 @@ class Saver:
             save.snapshot.finish()
         finally:
             self._board.post(f"written/{save.number}/{self._world.rank}", b"")
-        part = Part(
+        return Part(
             rank=self._world.rank,
             save=saving.save,
             bytes=save.snapshot.bytes,
             chunk_bytes=chunk_bytes,
             chunks=chunks,
             pieces=save.pieces,
+            pieces_text=save.pieces_text,
             values=save.values,
             own=save.own,
         )
-        return put_part(self._tiers.root, saving, part)
 
     def _wait_for_turn(self, number: int) -> None:
         limits = self._options.limits
@@ -193,15 +196,16 @@ class Saver:
         for rank in waits_for(self._world, limits):
             self._board.read(f"written/{number}/{rank}", timeout_s=self._options.timeout_s)
 
-    def _end(self, save: Save, saving: Saving, *, shared: bool) -> None:
+    def _end(self, save: Save, saving: Saving, mine: Part | None, *, shared: bool) -> None:
         """Commit, or learn that rank 0 did; a save that failed anywhere has failed everywhere."""
         key, leads_here = f"outcome/{save.number}", not shared and self._world.local_rank == 0
         try:
             if self._world.rank == 0:
-                self._commit(save, saving)
+                self._commit(save, saving, mine)
             else:
-                manifest = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
+                note = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
                 if leads_here:
+                    manifest = parse_manifest(note, name=saving.name)
                     commit(self._tiers.root, saving, manifest, self._texts(save.number))
         except BaseException:
             discard(self._tiers.root, saving, rank=self._world.rank)
@@ -210,17 +214,19 @@ class Saver:
         if self.drain:
             self.drain.committed(saving.name, leads_here=leads_here)
 
-    def _commit(self, save: Save, saving: Saving) -> None:
+    def _commit(self, save: Save, saving: Saving, mine: Part | None) -> None:
         key = f"outcome/{save.number}"
         try:
             texts = self._texts(save.number)
-            manifest = make_manifest(saving, texts).to_json()
+            assert mine is not None  # else its description would be missing
+            parts = [mine, *map(part_from_json, texts[1:])]
+            manifest = make_manifest(saving, parts, texts)
             with span("checkpoint commit", step=save.step):
                 commit(self._tiers.root, saving, manifest, texts)
         except BaseException as error:
             self._board.post(key, error_note(error))
             raise
-        self._board.post(key, b"+" + manifest)
+        self._board.post(key, b"+" + manifest.to_json())
 
     def _texts(self, number: int) -> list[bytes]:
         """Every rank's description; which ranks are missing is said with the first failure."""

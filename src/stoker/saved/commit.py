@@ -33,7 +33,6 @@ from stoker.saved.layout import (
     Part,
     check_parts,
     checkpoint_name,
-    part_from_json,
     part_name,
     part_record,
 )
@@ -85,9 +84,9 @@ def put_part(root: Path, saving: Saving, part: Part) -> bytes:
     return text
 
 
-def make_manifest(saving: Saving, texts: Sequence[bytes]) -> Manifest:
-    """The manifest of a save, if these descriptions are those of its parts, and of all of them."""
-    parts = [part_from_json(text) for text in texts]
+def make_manifest(saving: Saving, parts: Sequence[Part], texts: Sequence[bytes]) -> Manifest:
+    """The manifest of a save, if these are its parts, and all of them; with their descriptions as they lie on
+    disk."""
     check_parts(parts, save=saving.save)
     return Manifest(
         name=saving.name,
@@ -99,15 +98,15 @@ def make_manifest(saving: Saving, texts: Sequence[bytes]) -> Manifest:
     )
 
 
-def commit(root: Path, saving: Saving, manifest: bytes, texts: Sequence[bytes]) -> Path:
+def commit(root: Path, saving: Saving, manifest: Manifest, texts: Sequence[bytes]) -> Path:
     """Make the save a checkpoint: every node has the descriptions of all parts, though its disk may hold
     only the data of its own."""
     folder, final = saving.folder(root), root / saving.name
-    for rank, text in enumerate(texts):
-        _check_size(folder / part_name(rank, "bin"), part_from_json(text).bytes)
+    for rank, (text, record) in enumerate(zip(texts, manifest.parts, strict=True)):
+        _check_size(folder / part_name(rank, "bin"), record.bytes)
         _put_missing(folder / part_name(rank, "json"), text)
     with new_file(folder / MANIFEST) as file:
-        file.write(manifest)
+        file.write(manifest.to_json())
     with named_errors("write", final):
         folder.rename(final)
         sync_folder(root)

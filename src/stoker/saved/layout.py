@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -86,6 +86,7 @@ class Part:
     chunk_bytes: int = CHUNK_BYTES
     values: tuple[tuple[Path, Any], ...] = ()  # Any: the JSON form of a plain value
     own: tuple[tuple[Path, Any], ...] = ()  # as values, but of this rank alone: its random generators
+    pieces_text: str = field(default="", compare=False, repr=False)  # as JSON, where that is known already
 
     def to_json(self) -> Text:
         plain = {
@@ -94,11 +95,11 @@ class Part:
             "bytes": self.bytes,
             "chunk_bytes": self.chunk_bytes,
             "chunks": [f"{digest:016x}" for digest in self.chunks],
-            "pieces": [_plain_piece(piece) for piece in self.pieces],
             "values": [[_plain_path(path), value] for path, value in self.values],
             "own": [[_plain_path(path), value] for path, value in self.own],
         }
-        return json.dumps(plain, separators=(",", ":")).encode()
+        text = json.dumps(plain, separators=(",", ":"))
+        return f'{text[:-1]},"pieces":{self.pieces_text or pieces_text(self.pieces)}}}'.encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +139,11 @@ class Manifest:
         }
         body = json.dumps(plain, separators=(",", ":"))
         return json.dumps({"manifest": plain, "xxh3": _digest(body.encode())}, indent=1).encode() + b"\n"
+
+
+def pieces_text(pieces: Iterable[Piece]) -> str:
+    """Pieces as JSON: the same for every save of a plan, and the longest part of a description."""
+    return json.dumps([_plain_piece(piece) for piece in pieces], separators=(",", ":"))
 
 
 def checkpoint_name(*, sequence: int, step: int, save: str) -> str:

@@ -52,7 +52,8 @@ def superseded(tiers: Tiers, *, keep: int) -> tuple[list[str], list[str]]:
 def retain(tiers: Tiers, *, keep: int) -> list[str]:
     """Delete what is superseded; gives the names of those that were here."""
     near, far = superseded(tiers, keep=keep)
-    for name in far if tiers.remote is not None else ():
+    for name in far:
+        assert tiers.remote is not None
         remove_remote(tiers.remote, name)
     for name in near:
         remove_local(tiers.root, name)

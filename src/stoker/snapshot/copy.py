@@ -44,10 +44,17 @@ class Snapshot:
     """One copy of the state into the arena; the writer's source.
 
     The loop's thread calls `copy` or `copy_behind`, the writer's threads `chunk` and `release`; whoever
-    fails calls `abort`, so that nobody waits for what will never come."""
+    fails calls `abort`, so that nobody waits for what will never come. The writer gets nothing before the
+    share `head_start` of the state is copied: it would take the copy's cores and memory bandwidth."""
 
     def __init__(
-        self, arena: Arena, plan: Plan, tensors: Sequence[torch.Tensor], *, chunk_bytes: int
+        self,
+        arena: Arena,
+        plan: Plan,
+        tensors: Sequence[torch.Tensor],
+        *,
+        chunk_bytes: int,
+        head_start: float = 0.0,
     ) -> None:
         self.bytes = plan.bytes
         self._arena, self._chunk_bytes = arena, chunk_bytes
@@ -63,6 +70,7 @@ class Snapshot:
         self._hasty_groups = sum(1 for group in self._groups if group[0].at < plan.hasty_bytes)
         self._changed = threading.Condition()
         self._copied = 0  # groups whose copy was asked for
+        self._head_start = int(head_start * len(self._groups)) if fits else 0
         self._events: list[Any] = []  # of each group: after which it is there
         self._released: set[int] = set()
         self._free_chunks = 0  # so many chunks from the beginning are written
@@ -152,8 +160,9 @@ class Snapshot:
 
     def chunk(self, start: int, stop: int) -> memoryview:
         wanted = self._groups_up_to(min(stop, self.bytes))
+        needed = max(wanted, self._head_start)
         with self._changed:
-            self._changed.wait_for(lambda: self._copied >= wanted or self._error is not None)
+            self._changed.wait_for(lambda: self._copied >= needed or self._error is not None)
             self._raise_if_aborted()
             event = self._events[wanted - 1] if wanted else None
         _synchronize(event)

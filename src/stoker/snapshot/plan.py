@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from stoker.errors import UsageError
-from stoker.saved.layout import Box, Path, Piece, path_name, place
+from stoker.saved.layout import Box, Path, Piece, path_name, pieces_text, place
 from stoker.snapshot.state import DTensor, Flat, Objects, bare, plain_name
 
 # A tensor that many ranks hold is cut into slabs of rows of this size, so that none writes it all.
@@ -41,6 +41,7 @@ class Plan:
     pieces: tuple[Piece, ...]  # of the writes, and of tensors that share their memory
     bytes: int
     hasty_bytes: int  # the first so many bytes may change before the optimizer's next step
+    pieces_text: str = ""  # the pieces as they stand in the part's description
 
     def tensors(self, flat: Flat) -> list[torch.Tensor]:
         """What to copy for each write: this rank's part of the live tensors."""
@@ -117,6 +118,7 @@ def make_plan(
         pieces=tuple(everything),
         bytes=size,
         hasty_bytes=hasty,
+        pieces_text=pieces_text(everything),
     )
 
 

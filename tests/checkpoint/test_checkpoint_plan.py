@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.saved.layout import ALIGNMENT, Box, Part, check_parts, part_from_json, place
@@ -62,6 +62,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(values)
 def test_a_plain_value_comes_back_as_it_was(value: object) -> None:
     back = decode(json.loads(json.dumps(encode(value, name="x"))))

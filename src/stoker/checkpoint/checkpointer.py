@@ -42,7 +42,7 @@ from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
 from stoker.storage import local_path, open_store
 
-# The share of a copy before writing begins. On the small machine, 1.85 GiB: with none of it the stall is a third
+# The share of a copy before writing begins. Small machine, 1.85 GiB: with none of it the stall is a third
 # longer, with all of it the time to durable a fifth.
 _HEAD_START = 0.25
 

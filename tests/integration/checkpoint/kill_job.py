@@ -84,8 +84,8 @@ def fork_rank(root: Path, world: World, shared: Shared, seed: int) -> int:
 
 
 def one_round(root: Path, ranks: int, shared: Shared, chance: random.Random) -> bool:
-    """Begin, and kill at some moment; in half of the rounds not before one more save was durable. Whether this
-    was one of those."""
+    """Begin, and kill at some moment; in half of the rounds not before one more save was durable. Whether
+    this was one of those."""
     worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
     begun, durable, seed = shared.get(OK), shared.get(DURABLE), chance.randrange(6)
     patient = chance.random() < 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def job(
     title: str = "python train.py --config gpt.yaml",
     seed: int = 1,
 ) -> Recording:
-    """A job on two nodes: starts up, steps, saves every 100 steps; one rank is late, the others wait for it."""
+    """A job on two nodes: start-up, steps, a save every 100; one rank is late, the others wait for it."""
     rng = np.random.default_rng(seed)
     own = rng.normal(0.06, 0.002, (ranks, steps)).clip(0.05)
     data = rng.gamma(2.0, 0.03, (ranks, steps))
@@ -108,7 +109,7 @@ def job(
 def rank_record(
     parts: Parts, *, rank: int = 0, node: str = "node-0", gpu: int | None = 0, tokens: float = 16384
 ) -> RankRecord:
-    """Spans one after another; a step ends with its optimizer span and what follows it until the next data."""
+    """Spans one after another; a step lasts from its data to the next."""
     kind = np.array([KINDS.index(name) for name, _ in parts], dtype=np.uint8)
     end = np.cumsum([seconds for _, seconds in parts])
     start = end - [seconds for _, seconds in parts]
@@ -251,3 +252,57 @@ def _columns(lines: Sequence[dict[str, Any]]) -> Samples:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(np.mean(value))
+
+
+# --- a run while it goes --------------------------------------------------------------------------
+
+
+def until(recording: Recording, t: float) -> Recording:
+    """A recording as it was at a moment: only what had ended by then."""
+    return replace(
+        recording,
+        wall_s=t,
+        ended="running",
+        ranks=tuple(
+            replace(
+                rank,
+                spans=_rows(rank.spans, rank.spans.end <= t),
+                steps=_rows(rank.steps, rank.steps.end <= t),
+                events=tuple(event for event in rank.events if event.t <= t),
+            )
+            for rank in recording.ranks
+        ),
+        gpus=tuple(
+            replace(gpu, samples=_readings(gpu.samples, gpu.samples.t <= t)) for gpu in recording.gpus
+        ),
+        hosts=tuple(
+            replace(one, samples=_readings(one.samples, one.samples.t <= t)) for one in recording.hosts
+        ),
+    )
+
+
+def since(recording: Recording, t: float) -> Recording:
+    """A recording whose oldest part was overwritten; it begins anew at 0, as the run folder's reader has it."""
+    ranks = []
+    for rank in recording.ranks:
+        spans, steps = (_rows(table, table.start >= t) for table in (rank.spans, rank.steps))
+        spans, steps = (replace(one, start=one.start - t, end=one.end - t) for one in (spans, steps))
+        ranks.append(replace(rank, spans=spans, steps=steps, events=()))
+    return replace(
+        recording,
+        wall_s=recording.wall_s - t,
+        ranks=tuple(ranks),
+        gpus=(),
+        hosts=(),
+        facts={**recording.facts, "dropped_s": t},
+    )
+
+
+def _rows(table: Any, keep: np.ndarray) -> Any:
+    return replace(table, **{name: getattr(table, name)[keep] for name in table.__dataclass_fields__})
+
+
+def _readings(samples: Samples, keep: np.ndarray) -> Samples:
+    return Samples(
+        t=samples.t[keep], columns={name: column[keep] for name, column in samples.columns.items()}
+    )

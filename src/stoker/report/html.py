@@ -7,8 +7,8 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
-from stoker.report.markup import Html, join, tag
-from stoker.report.sections import sections
+from stoker.report.page.markup import Html, join, tag
+from stoker.report.page.sections import sections
 from stoker.report.summary import Summary
 from stoker.storage import new_file
 
@@ -59,4 +59,4 @@ def _policy(script: str) -> str:
 
 
 def _part(name: str) -> Html:
-    return Html(files("stoker.report").joinpath("page", name).read_text("utf-8"))
+    return Html((files("stoker.report.page") / name).read_text("utf-8"))

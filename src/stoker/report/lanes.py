@@ -32,9 +32,15 @@ class Lane:
     end: Floats
     state: NDArray[np.uint8]
 
+    @property
+    def known_until(self) -> float:
+        """When the last span ended: what comes after may still turn out to belong to one."""
+        return float(self.start[-1])
+
     def seconds_by_state(self) -> Floats:
         """Seconds in each of STATES; their sum is the wall time."""
-        return np.bincount(self.state, weights=self.end - self.start, minlength=len(STATES))
+        seconds = np.bincount(self.state, weights=self.end - self.start, minlength=len(STATES))
+        return seconds.astype(np.float64)
 
     def elapsed(self, t: Floats) -> Floats:
         """Seconds spent in each state before each moment: `[state, moment]`."""
@@ -47,7 +53,8 @@ class Lane:
         start, end = self.start[here], self.end[here]
         moments = np.stack([start, end], axis=1).ravel()
         seconds = np.cumsum(np.stack([np.zeros_like(start), end - start], axis=1).ravel())
-        return np.interp(t, moments, seconds)
+        elapsed: Floats = np.interp(t, moments, seconds)
+        return elapsed
 
 
 def lanes_of(recording: Recording) -> list[Lane]:

@@ -50,9 +50,7 @@ GPU = (
     ),
     Reading(name="power", unit="watts", column="power_w", help="Power drawn."),
     Reading(name="temperature", unit="celsius", column="temp_c", help="Temperature of the chip."),
-    Reading(
-        name="sm_clock", unit="hertz", column="sm_mhz", scale=1e6, help="Clock of the multiprocessors."
-    ),
+    Reading(name="sm_clock", unit="hertz", column="sm_mhz", scale=1e6, help="Clock of the multiprocessors."),
     Reading(name="memory_used", unit="bytes", column="fb_used", help="Device memory in use."),
     Reading(
         name="pcie_received",
@@ -74,9 +72,7 @@ HOST = (
     ),
     Reading(name="shm_used", unit="bytes", column="shm_used", help="Bytes in use in /dev/shm."),
     Reading(name="shm_size", unit="bytes", column="shm_total", help="Size of /dev/shm."),
-    Reading(
-        name="memory_available", unit="bytes", column="mem_avail", help="Memory that can still be had."
-    ),
+    Reading(name="memory_available", unit="bytes", column="mem_avail", help="Memory that can still be had."),
     Reading(
         name="disk_read", unit="bytes_per_second", column="disk_read", help="Bytes per second from disks."
     ),

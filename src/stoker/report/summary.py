@@ -10,31 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.findings import Finding
 from stoker.recording import Floats, Recording
 from stoker.report.lanes import STATES, Lane, lanes_of
+from stoker.report.pace import Pace, pace_of_job, pace_of_rank
 from stoker.report.readings import GPU, HOST, Reading
 from stoker.report.series import Series, bin_edges, series_of
 
 TIMELINE_BINS = 300  # a column of the timeline is then about three pixels wide
 TIMELINE_STEPS = 4  # and lasts some steps, or it would show which of their phases it happened to meet
 STEP_POINTS = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepsSummary:
-    """How steps went. Rates are those of the whole job; unknown is NaN."""
-
-    count: int
-    median_s: float
-    p95_s: float
-    slowest_s: float
-    last_t: float  # when the last step ended, in seconds of the run
-    tokens: float
-    tokens_per_s: float
-    flops_per_s: float
+_NOT_FACTS = ("started", "dropped_s", "missing")  # shown elsewhere
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +31,12 @@ class RankSummary:
     rank: int
     node: str
     gpu: int | None
+    lane: Lane
     state_s: tuple[float, ...]
-    steps: StepsSummary
-    step_s: Floats  # each finished step, for the histogram
+    steps: Pace
+    step_end: Floats  # each finished step: when it ended, how long it took, its tokens
+    step_s: Floats
+    step_tokens: Floats
     own_s: float  # seconds of a step that were not spent waiting for other ranks
     late_s: float  # by how much own_s exceeds the median rank's
 
@@ -92,20 +82,22 @@ class Summary:
 
     title: str
     wall_s: float
-    started: float  # seconds since 1970, NaN where unknown
+    dropped_s: float  # time before `wall_s` began that was recorded but has been overwritten since
+    started: float  # when the run began in seconds since 1970, NaN where unknown
     ended: str
     gpu_count: int
     price: float | None  # dollars for an hour of one GPU
     findings: tuple[Finding, ...]  # worst first; the first is the verdict
     state_s: tuple[float, ...]  # seconds by state, mean over ranks: they sum to wall_s
     timeline: Timeline
-    steps: StepsSummary
+    steps: Pace
     step_state_s: tuple[float, ...]  # what a mean step is made of, by state
     step_times: Series
     ranks: tuple[RankSummary, ...]
     gpus: tuple[DeviceSummary, ...]
     hosts: tuple[DeviceSummary, ...]
     marks: tuple[Mark, ...]
+    missing: tuple[str, ...]  # what could not be seen of the run, in sentences
     facts: tuple[tuple[str, str], ...]
 
     @property
@@ -125,12 +117,13 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
     """Bring a recording and its findings into what surfaces show."""
     lanes = lanes_of(recording)
     ranks = _ranks(recording, lanes)
-    steps = _steps_of_job([rank.steps for rank in ranks])
+    steps = pace_of_job([rank.steps for rank in ranks])
     edges = _timeline_edges(recording.wall_s, steps.median_s)
     longest = max((rank.steps for rank in recording.ranks), key=lambda steps: len(steps.end), default=None)
     return Summary(
         title=recording.title,
         wall_s=recording.wall_s,
+        dropped_s=float(recording.facts.get("dropped_s", 0.0)),
         started=float(recording.facts.get("started", math.nan)),
         ended=recording.ended,
         gpu_count=len(recording.gpus),
@@ -143,15 +136,17 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         step_times=series_of(
             "step",
             unit="seconds",
-            t=longest.end if longest else np.empty(0),
-            values=longest.end - longest.start if longest else np.empty(0),
+            # A step's length from its start to its end: a long one is a plateau.
+            t=np.stack([longest.start, longest.end], axis=1).ravel() if longest else np.empty(0),
+            values=np.repeat(longest.end - longest.start, 2) if longest else np.empty(0),
             edges=bin_edges(recording.wall_s, STEP_POINTS),
         ),
         ranks=ranks,
         gpus=_gpus(recording),
         hosts=_hosts(recording),
         marks=_marks(recording),
-        facts=tuple((str(key), _plain(value)) for key, value in recording.facts.items() if value is not None),
+        missing=tuple(map(str, recording.facts.get("missing", ()))),
+        facts=tuple((key, _plain(value)) for key, value in recording.facts.items() if key not in _NOT_FACTS),
     )
 
 
@@ -159,16 +154,22 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
 
 
 def _ranks(recording: Recording, lanes: Sequence[Lane]) -> tuple[RankSummary, ...]:
-    own = [_own_s(lane, record.steps.start, record.steps.end) for lane, record in zip(lanes, recording.ranks, strict=True)]
+    own = [
+        _own_s(lane, record.steps.start, record.steps.end)
+        for lane, record in zip(lanes, recording.ranks, strict=True)
+    ]
     middle = float(np.nanmedian(own)) if np.isfinite(own).any() else math.nan
     return tuple(
         RankSummary(
             rank=record.rank,
             node=record.node,
             gpu=record.gpu,
+            lane=lane,
             state_s=tuple(map(float, lane.seconds_by_state())),
-            steps=_steps(record.steps.start, record.steps.end, record.steps.tokens, record.steps.flops),
+            steps=pace_of_rank(record.steps),
+            step_end=record.steps.end,
             step_s=record.steps.end - record.steps.start,
+            step_tokens=record.steps.tokens,
             own_s=mine,
             late_s=max(0.0, mine - middle) if math.isfinite(mine) else math.nan,
         )
@@ -183,38 +184,6 @@ def _own_s(lane: Lane, start: Floats, end: Floats) -> float:
     waiting = STATES.index("collective")
     waited = lane.elapsed(end)[waiting] - lane.elapsed(start)[waiting]
     return float(np.median(end - start - waited))
-
-
-def _steps(start: Floats, end: Floats, tokens: Floats, flops: Floats) -> StepsSummary:
-    took = end - start
-    span_s = float(end[-1] - start[0]) if len(end) else math.nan
-    return StepsSummary(
-        count=len(end),
-        median_s=float(np.median(took)) if len(took) else math.nan,
-        p95_s=float(np.quantile(took, 0.95)) if len(took) else math.nan,
-        slowest_s=float(took.max()) if len(took) else math.nan,
-        last_t=float(end[-1]) if len(end) else math.nan,
-        tokens=_sum(tokens),
-        tokens_per_s=_sum(tokens) / span_s if span_s else math.nan,
-        flops_per_s=_sum(flops) / span_s if span_s else math.nan,
-    )
-
-
-def _steps_of_job(ranks: Sequence[StepsSummary]) -> StepsSummary:
-    """Ranks step together: the slowest speaks for step times, their rates add up."""
-    if not ranks:
-        return _steps(*(np.empty(0),) * 4)
-    slowest = max(ranks, key=lambda steps: (steps.count, -np.nan_to_num(steps.median_s)))
-    return StepsSummary(
-        count=slowest.count,
-        median_s=slowest.median_s,
-        p95_s=slowest.p95_s,
-        slowest_s=slowest.slowest_s,
-        last_t=max((steps.last_t for steps in ranks if math.isfinite(steps.last_t)), default=math.nan),
-        tokens=_sum([steps.tokens for steps in ranks]),
-        tokens_per_s=_sum([steps.tokens_per_s for steps in ranks]),
-        flops_per_s=_sum([steps.flops_per_s for steps in ranks]),
-    )
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -232,7 +201,9 @@ def _timeline_edges(wall_s: float, step_s: float) -> Floats:
 
 
 def _shares(lanes: Sequence[Lane], edges: Floats) -> Floats:
-    spent = sum((np.diff(lane.elapsed(edges), axis=1) for lane in lanes), np.zeros((len(STATES), len(edges) - 1)))
+    spent = sum(
+        (np.diff(lane.elapsed(edges), axis=1) for lane in lanes), np.zeros((len(STATES), len(edges) - 1))
+    )
     total = spent.sum(axis=0)
     share: Floats = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0)
     return share
@@ -292,7 +263,9 @@ def _readings(
     table: Iterable[Reading], t: Floats, columns: dict[str, Floats], edges: Floats
 ) -> tuple[Series, ...]:
     return tuple(
-        series_of(reading.name, unit=reading.unit, t=t, values=columns[reading.column] * reading.scale, edges=edges)
+        series_of(
+            reading.name, unit=reading.unit, t=t, values=columns[reading.column] * reading.scale, edges=edges
+        )
         for reading in table
         if reading.column in columns and not np.isnan(columns[reading.column]).all()
     )
@@ -313,9 +286,3 @@ def _plain(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={_plain(item)}" for key, item in value.items())
     return str(value)
-
-
-def _sum(values: Floats | Sequence[float] | NDArray[np.float64]) -> float:
-    """A sum that leaves out what is unknown, and is unknown where everything is."""
-    known = np.asarray(values, dtype=np.float64)
-    return float(np.nansum(known)) if np.isfinite(known).any() else math.nan

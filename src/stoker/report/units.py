@@ -12,7 +12,9 @@ def seconds(value: float) -> str:
     if not math.isfinite(value):
         return _UNKNOWN
     if value < 60:
-        scale, unit = (1.0, "s") if value >= 1 or value == 0 else (1e3, "ms") if value >= 1e-3 else (1e6, "µs")
+        scale, unit = (
+            (1.0, "s") if value >= 1 or value == 0 else (1e3, "ms") if value >= 1e-3 else (1e6, "µs")
+        )
         return f"{_three_digits(value * scale)} {unit}"
     minutes, rest = divmod(round(value), 60)
     if minutes < 60:
@@ -91,4 +93,3 @@ def _three_digits(value: float) -> str:
     digits = 2 - math.floor(math.log10(abs(value)))
     text = f"{round(value, digits):,.{max(0, digits)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-

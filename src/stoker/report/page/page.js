@@ -78,7 +78,6 @@ document.addEventListener("pointermove", (event) => {
 // --- while a run lasts: only sections that changed are replaced, so nothing flickers and nothing scrolls away
 
 const shown = {};
-let version = "";
 
 async function follow() {
   try {
@@ -92,8 +91,6 @@ async function follow() {
 
 function update(news) {
   say(news.running ? "" : "The run has ended.");
-  if (news.version === version) return;
-  version = news.version;
   for (const [name, html] of Object.entries(news.sections)) {
     if (shown[name] === html) continue;
     shown[name] = html;

@@ -1,7 +1,7 @@
 """Plots as SVG: stretched to any width, their labels beside them as text.
 
-A path's numbers lie on a grid of WIDTH × HEIGHT; the page's script reads values back from it when a reader points
-at a plot, so no number is in the page twice.
+A path's numbers lie on a grid of WIDTH × HEIGHT; the page's script reads values back from it when a
+reader points at a plot, so no number is in the page twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.recording import Floats
 from stoker.report.lanes import STATES
-from stoker.report.markup import Html, join, tag
+from stoker.report.page.markup import Html, join, tag
 from stoker.report.series import Series
 from stoker.report.summary import Timeline
 from stoker.report.units import percent, quantity, seconds, words
@@ -70,7 +70,13 @@ def stack(timeline: Timeline, *, wall_s: float) -> Html:
 
 
 def lines(
-    given: Sequence[Line], *, unit: str, wall_s: float, title: str, top: float = math.nan, limit: float = math.nan
+    given: Sequence[Line],
+    *,
+    unit: str,
+    wall_s: float,
+    title: str,
+    top: float = math.nan,
+    limit: float = math.nan,
 ) -> Html:
     """Lines over time with bands from lowest to highest, from zero to `top` (or a round number above all)."""
     highest = max((float(line.series.high.max()) for line in given if len(line.series.high)), default=0.0)
@@ -80,7 +86,14 @@ def lines(
         series = line.series
         x, y = _x(series.t, wall_s), _y(series.mean, ceiling)
         drawn.append(tag("path", class_=f"band c-{line.colour}", d=_band(x, series, ceiling)))
-        drawn.append(tag("path", class_=f"line c-{line.colour}", d=_path(x, y, gap=line.gap_s / wall_s * WIDTH), data_name=line.name))
+        drawn.append(
+            tag(
+                "path",
+                class_=f"line c-{line.colour}",
+                d=_path(x, y, gap=line.gap_s / wall_s * WIDTH),
+                data_name=line.name,
+            )
+        )
     if math.isfinite(limit):
         at = int(_y(np.array([limit]), ceiling)[0])
         drawn.append(tag("path", class_="limit", d=f"M0 {at}H{WIDTH}"))

@@ -1,0 +1,128 @@
+"""A run as it goes: looked at every second, shown on whichever surfaces were asked for."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Protocol
+
+from stoker.errors import StokerError
+from stoker.recording import Recording
+from stoker.report.html import live_page
+from stoker.report.metrics import CONTENT_TYPE, expose
+from stoker.report.page.sections import sections
+from stoker.report.serve import Address, Answer, Server, token_for
+from stoker.report.summary import Summary, summarise
+from stoker.report.totals import Totals
+
+EVERY_S = 1.0
+LOOKING_SHARE = 0.05  # of one core: a look that takes long is taken less often
+_NOTHING_YET = Recording(title="", wall_s=0.0, ended="running", ranks=(), gpus=(), hosts=())
+
+
+class Surface(Protocol):
+    """Something that shows summaries; called from the looking thread only, closed after it has ended."""
+
+    def show(self, summary: Summary) -> None: ...
+    def close(self) -> None: ...
+
+
+class Live:
+    """Shows a run while the block lasts; `look` is called from a thread of its own.
+
+    >>> with Live(look, surface=Screen(2), page=Address(port=8080)) as live:
+    ...     print(live.page_url)
+    ...     child.wait()
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Summary],
+        *,
+        surface: Surface | None = None,
+        page: Address | None = None,
+        metrics: Address | None = None,
+    ) -> None:
+        self._look, self._surface = look, surface
+        self._totals = Totals()
+        self._lock = threading.Lock()  # requests come in threads of their own; totals are added to meanwhile
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="stoker-live")
+        self._open = ExitStack()
+        self._summary = summarise(_NOTHING_YET, ())
+        self._servers: dict[Address, Server] = {}
+        self.page_url = self._serve(page).url_of("/") if page else ""
+        self.metrics_url = self._serve(metrics).url_of("/metrics") if metrics else ""
+        if surface is not None:
+            self._open.callback(surface.close)
+        self._thread.start()
+
+    @property
+    def summary(self) -> Summary:
+        """The last one taken."""
+        return self._summary
+
+    def close(self) -> None:
+        """Take a last look, show it, and end; safe twice."""
+        if self._thread.is_alive():
+            self._stop.set()
+            self._thread.join()
+            self._once()
+        self._open.close()
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        wait_s = 0.0
+        while not self._stop.wait(wait_s):
+            began = time.monotonic()
+            self._once()
+            wait_s = max(EVERY_S, (time.monotonic() - began) / LOOKING_SHARE)
+
+    def _once(self) -> None:
+        try:
+            self._summary = self._looked()
+        except StokerError:  # a file read while it is written: the next look finds it whole
+            return
+        if self._surface:
+            self._surface.show(self._summary)
+
+    def _looked(self) -> Summary:
+        summary = self._look()
+        with self._lock:
+            self._totals.add(summary)
+        return summary
+
+    # --- serving ----------------------------------------------------------------------------------
+
+    def _serve(self, address: Address) -> Server:
+        """Every server answers every path: one address for page and metrics needs one server."""
+        if address not in self._servers:
+            routes = {"/": self._page, "/page.json": self._news, "/metrics": self._metrics}
+            server = Server(address, routes, token=token_for(address))
+            self._servers[address] = self._open.enter_context(server)
+        return self._servers[address]
+
+    def _page(self) -> Answer:
+        return Answer(content_type="text/html; charset=utf-8", body=live_page(self._summary).encode())
+
+    def _news(self) -> Answer:
+        summary = self._summary
+        news = {"running": summary.running, "sections": sections(summary)}
+        return Answer(content_type="application/json", body=json.dumps(news).encode())
+
+    def _metrics(self) -> Answer:
+        with self._lock:
+            return Answer(content_type=CONTENT_TYPE, body=expose(self._summary, self._totals).encode())

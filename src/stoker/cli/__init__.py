@@ -13,7 +13,11 @@ from stoker.errors import StokerError, UsageError
 class _Verbs(click.Group):
     """Imports a verb's module when the verb is used, so that --help stays quick."""
 
-    _HOMES = {"prepare": "stoker.cli.prepare", "stage": "stoker.cli.stage"}  # noqa: RUF012 - read only
+    _HOMES = {  # noqa: RUF012 - read only
+        "prepare": "stoker.cli.prepare",
+        "stage": "stoker.cli.stage",
+        "diagnose": "stoker.cli.diagnose",
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._HOMES)

@@ -27,6 +27,7 @@ LAYERS = {
         "spans",
         "findings",
         "recording",
+        "gpus",
     ),
     "parts": ("sources", "launch", "leases", "wire", "ordering", "reading", "runs"),
     "path": ("prepare", "stage", "load"),

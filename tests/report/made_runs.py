@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stoker.diagnose.replay import replay
 from stoker.findings import Finding
 from stoker.recording import (
     KINDS,
@@ -23,9 +23,9 @@ from stoker.recording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
-TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
 STARTED = 1_763_190_000.0
 Parts = list[tuple[str, float]]
 
@@ -180,78 +180,7 @@ def _host(node: str, t: np.ndarray, rng: np.random.Generator) -> HostRecord:
 
 def flat(name: str) -> Recording:
     """One of the shared flat recordings of a real H200."""
-    lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text("utf-8").splitlines()]
-    header = lines[0]
-    steps = [line for line in lines if line["kind"] == "step"]
-    wall_s = max(line["t"] for line in lines[1:])
-    return Recording(
-        title=f"train.py ({name})",
-        wall_s=wall_s,
-        ended="exit 0",
-        ranks=(_flat_rank(steps),),
-        gpus=(
-            GpuRecord(
-                node="h200",
-                index=0,
-                name=header["gpu"],
-                power_limit_w=header["power_limit_w"],
-                memory_bytes=header["mem_total"],
-                samples=_columns([line for line in lines if line["kind"] == "gpu"]),
-            ),
-        ),
-        hosts=(
-            HostRecord(
-                node="h200",
-                cpus=header["cpus"],
-                quota_cores=float("inf"),
-                samples=_columns([line for line in lines if line["kind"] == "host"]),
-            ),
-        ),
-        facts={"started": STARTED, "torch": header["torch"], "driver": header["driver"]},
-    )
-
-
-def _flat_rank(steps: Sequence[dict[str, Any]]) -> RankRecord:
-    end = np.array([step["t"] for step in steps])
-    start = end - [step["total"] for step in steps]
-    spans = []
-    for step, begin in zip(steps, start, strict=True):
-        for kind, name in (("data", "data_wait"), ("h2d", "h2d"), ("compute", "compute")):
-            spans.append((KINDS.index(kind), begin, begin + step[name], step["step"]))
-            begin += step[name]
-    columns = list(zip(*spans, strict=True))
-    return RankRecord(
-        rank=0,
-        node="h200",
-        gpu=0,
-        spans=Spans(
-            kind=np.array(columns[0], dtype=np.uint8),
-            start=np.array(columns[1]),
-            end=np.array(columns[2]),
-            step=np.array(columns[3]),
-            bytes=np.zeros(len(spans), dtype=np.int64),
-        ),
-        steps=Steps(
-            number=np.array([step["step"] for step in steps]),
-            start=start,
-            end=end,
-            tokens=np.array([float(step["tokens"]) for step in steps]),
-            flops=np.array([float(step["flops"]) for step in steps]),
-        ),
-        memory=Samples(t=np.empty(0), columns={}),
-    )
-
-
-def _columns(lines: Sequence[dict[str, Any]]) -> Samples:
-    names = [name for name in lines[0] if name not in ("kind", "t")]
-    return Samples(
-        t=np.array([line["t"] for line in lines]),
-        columns={name: np.array([_number(line[name]) for line in lines]) for name in names},
-    )
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(np.mean(value))
+    return replay(TRACES / f"{name}.jsonl")
 
 
 # --- a run while it goes --------------------------------------------------------------------------

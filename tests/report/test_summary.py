@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import STARVED, flat, job
 
+from stoker.diagnose.timeline import STATES
 from stoker.recording import Recording
-from stoker.report.lanes import STATES
 from stoker.report.series import bin_edges, series_of
 from stoker.report.summary import Summary, summarise
 
@@ -26,12 +26,12 @@ def test_states_of_every_rank_sum_to_the_wall_time(summary: Summary) -> None:
 
 
 def test_every_column_of_the_timeline_sums_to_one(summary: Summary) -> None:
-    assert summary.timeline.share.sum(axis=0) == pytest.approx(1.0)
+    assert summary.over_time.share.sum(axis=0) == pytest.approx(1.0)
 
 
 def test_the_timeline_and_the_totals_say_the_same(summary: Summary) -> None:
-    widths = np.diff(summary.timeline.edges)
-    assert summary.timeline.share @ widths == pytest.approx(np.array(summary.state_s), abs=1e-6)
+    widths = np.diff(summary.over_time.edges)
+    assert summary.over_time.share @ widths == pytest.approx(np.array(summary.state_s), abs=1e-6)
 
 
 def test_a_mean_step_is_as_long_as_steps_are(summary: Summary) -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from stoker.diagnose.timeline import STATES
 from stoker.findings import Finding
-from stoker.report.lanes import STATES
 from stoker.report.phrases import kind_of, pace_of, price_of, sentence
 from stoker.report.summary import Summary
 from stoker.report.units import percent, seconds, words

@@ -76,7 +76,7 @@ ALERTS = (
         expr="max by (job) (stoker_step_own_seconds) > 1.2 * avg by (job) (stoker_step_own_seconds)",
         hold="10m",
         severity="warning",
-        summary="one rank of {{ $labels.job }} needs {{ $value | humanizeDuration }} a step: others wait for it",
+        summary="one rank of {{ $labels.job }} needs {{ $value | humanizeDuration }} a step: the others wait",
     ),
     Alert(
         name="StokerFinding",

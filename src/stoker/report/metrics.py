@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.report.lanes import STATES
+from stoker.diagnose.timeline import STATES
 from stoker.report.readings import GPU, HOST, Reading
 from stoker.report.summary import DeviceSummary, Summary
 from stoker.report.totals import STEP_BUCKETS, Totals
@@ -112,6 +112,10 @@ def _cost(summary: Summary, totals: Totals) -> Iterator[Point]:
     return (("", (kind,), totals.cost_s.get(kind, 0.0)) for kind in FINDING_KINDS if kind != "healthy")
 
 
+def _mfu(summary: Summary, totals: Totals) -> Iterator[Point]:
+    yield "", (), summary.mfu
+
+
 def _running(summary: Summary, totals: Totals) -> Iterator[Point]:
     yield "", (), float(summary.running)
 
@@ -204,6 +208,7 @@ METRICS = (
         "When the last step ended, in seconds since 1970.",
         _last_step,
     ),
+    _gauge("stoker_mfu_ratio", (), "ratio", "Steps", "FLOPs against the cards' dense bf16 peak.", _mfu),
     _gauge("stoker_running", (), "bool", "Time", "1 while the observed command runs.", _running),
     _gauge(
         "stoker_finding_active", ("kind",), "bool", "Findings", "1 while the run has this finding.", _active

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from stoker.diagnose.timeline import STATES
 from stoker.report.card import COLOURS
-from stoker.report.lanes import STATES
 from stoker.report.phrases import kind_of, pace_of
 from stoker.report.series import combined
 from stoker.report.summary import Summary
@@ -119,9 +119,9 @@ def rendered(summary: Summary, *, width: int) -> list[str]:
 
 def _recent(summary: Summary) -> list[float]:
     """Shares of the last minute by state."""
-    timeline = summary.timeline
-    late = timeline.edges[1:] > timeline.edges[-1] - RECENT_S
-    share = timeline.share[:, late].mean(axis=1) if late.any() else np.zeros(len(STATES))
+    spent = summary.over_time
+    late = spent.edges[1:] > spent.edges[-1] - RECENT_S
+    share = spent.share[:, late].mean(axis=1) if late.any() else np.zeros(len(STATES))
     return [float(value) for value in share]
 
 

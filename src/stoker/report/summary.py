@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.findings import Finding
-from stoker.recording import Floats, Recording
-from stoker.report.lanes import STATES, Lane, lanes_of
+from stoker.gpus import peaks_of
+from stoker.recording import Floats, HostRecord, Recording, Steps
 from stoker.report.pace import Pace, pace_of_job, pace_of_rank
 from stoker.report.readings import GPU, HOST, Reading
 from stoker.report.series import Series, bin_edges, series_of
 
-TIMELINE_BINS = 300  # a column of the timeline is then about three pixels wide
-TIMELINE_STEPS = 4  # and lasts some steps, or it would show which of their phases it happened to meet
+COLUMNS = 300  # of states over time: each is then about three pixels wide
+COLUMN_STEPS = 4  # and lasts some steps, or it would show which of their phases it happened to meet
 STEP_POINTS = 1000
-_NOT_FACTS = ("started", "dropped_s", "missing")  # shown elsewhere
+_NOT_FACTS = ("started", "dropped_s", "missing", "unseen")  # shown elsewhere
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,8 @@ class RankSummary:
     rank: int
     node: str
     gpu: int | None
-    lane: Lane
+    timeline: Timeline
+    settled_t: float  # when its last span ended: what comes after may still turn out to belong to one
     state_s: tuple[float, ...]
     steps: Pace
     step_end: Floats  # each finished step: when it ended, how long it took, its tokens
@@ -59,8 +61,8 @@ class DeviceSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
-    """Shares of all ranks' time by state, bin by bin: `share[state, bin]`, each column sums to 1."""
+class Shares:
+    """How all ranks' time was spent, stretch by stretch: `share[state, stretch]`, each column sums to 1."""
 
     edges: Floats
     share: Floats
@@ -89,8 +91,9 @@ class Summary:
     price: float | None  # dollars for an hour of one GPU
     findings: tuple[Finding, ...]  # worst first; the first is the verdict
     state_s: tuple[float, ...]  # seconds by state, mean over ranks: they sum to wall_s
-    timeline: Timeline
+    over_time: Shares
     steps: Pace
+    mfu: float  # of the cards' dense bf16 peak, NaN where unknown
     step_state_s: tuple[float, ...]  # what a mean step is made of, by state
     step_times: Series
     ranks: tuple[RankSummary, ...]
@@ -115,10 +118,10 @@ class Summary:
 
 def summarise(recording: Recording, findings: Sequence[Finding], *, price: float | None = None) -> Summary:
     """Bring a recording and its findings into what surfaces show."""
-    lanes = lanes_of(recording)
-    ranks = _ranks(recording, lanes)
+    lines = [timeline(rank, wall_s=recording.wall_s) for rank in recording.ranks]
+    ranks = _ranks(recording, lines)
     steps = pace_of_job([rank.steps for rank in ranks])
-    edges = _timeline_edges(recording.wall_s, steps.median_s)
+    edges = _stretches(recording.wall_s, steps.median_s)
     longest = max((rank.steps for rank in recording.ranks), key=lambda steps: len(steps.end), default=None)
     return Summary(
         title=recording.title,
@@ -129,10 +132,11 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         gpu_count=len(recording.gpus),
         price=price,
         findings=tuple(findings),
-        state_s=_mean_states(lanes),
-        timeline=Timeline(edges=edges, share=_shares(lanes, edges)),
+        state_s=_mean_states(lines),
+        over_time=Shares(edges=edges, share=_shares(lines, edges)),
         steps=steps,
-        step_state_s=_step_states(recording, lanes),
+        mfu=_mfu(recording, steps),
+        step_state_s=_step_states(recording, lines),
         step_times=series_of(
             "step",
             unit="seconds",
@@ -150,22 +154,21 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
     )
 
 
-# --- ranks and their steps ------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 
-def _ranks(recording: Recording, lanes: Sequence[Lane]) -> tuple[RankSummary, ...]:
-    own = [
-        _own_s(lane, record.steps.start, record.steps.end)
-        for lane, record in zip(lanes, recording.ranks, strict=True)
-    ]
+def _ranks(recording: Recording, lines: Sequence[Timeline]) -> tuple[RankSummary, ...]:
+    records = recording.ranks
+    own = [_own_s(line, record.steps) for line, record in zip(lines, records, strict=True)]
     middle = float(np.nanmedian(own)) if np.isfinite(own).any() else math.nan
     return tuple(
         RankSummary(
             rank=record.rank,
             node=record.node,
             gpu=record.gpu,
-            lane=lane,
-            state_s=tuple(map(float, lane.seconds_by_state())),
+            timeline=line,
+            settled_t=float(record.spans.end.max()) if len(record.spans.end) else 0.0,
+            state_s=tuple(line.seconds().values()),
             steps=pace_of_rank(record.steps),
             step_end=record.steps.end,
             step_s=record.steps.end - record.steps.start,
@@ -173,49 +176,58 @@ def _ranks(recording: Recording, lanes: Sequence[Lane]) -> tuple[RankSummary, ..
             own_s=mine,
             late_s=max(0.0, mine - middle) if math.isfinite(mine) else math.nan,
         )
-        for record, lane, mine in zip(recording.ranks, lanes, own, strict=True)
+        for record, line, mine in zip(records, lines, own, strict=True)
     )
 
 
-def _own_s(lane: Lane, start: Floats, end: Floats) -> float:
+def _own_s(line: Timeline, steps: Steps) -> float:
     """Seconds of a middling step that were a rank's own: whoever has most, the others wait for."""
-    if not len(end):
+    if not len(steps.end):
         return math.nan
-    waiting = STATES.index("collective")
-    waited = lane.elapsed(end)[waiting] - lane.elapsed(start)[waiting]
-    return float(np.median(end - start - waited))
+    waited = line.within("collective", steps.start, steps.end)
+    return float(np.median(steps.end - steps.start - waited))
+
+
+def _mfu(recording: Recording, steps: Pace) -> float:
+    peaks = [peaks_of(gpu.name) for gpu in recording.gpus]
+    total = sum(peak.bf16 * 1e12 for peak in peaks if peak is not None)
+    return steps.flops_per_s / total if total and None not in peaks else math.nan
 
 
 # --- states ---------------------------------------------------------------------------------------
 
 
-def _mean_states(lanes: Sequence[Lane]) -> tuple[float, ...]:
-    if not lanes:
+def seconds_within(line: Timeline, starts: Floats, ends: Floats) -> Floats:
+    """Seconds of every state inside each window: `[state, window]`."""
+    return np.stack([line.within(state, starts, ends) for state in STATES])
+
+
+def _mean_states(lines: Sequence[Timeline]) -> tuple[float, ...]:
+    if not lines:
         return (0.0,) * len(STATES)
-    return tuple(map(float, np.mean([lane.seconds_by_state() for lane in lanes], axis=0)))
+    return tuple(map(float, np.mean([list(line.seconds().values()) for line in lines], axis=0)))
 
 
-def _timeline_edges(wall_s: float, step_s: float) -> Floats:
-    columns = wall_s / (TIMELINE_STEPS * step_s) if step_s > 0 else TIMELINE_BINS
-    return bin_edges(wall_s, int(min(TIMELINE_BINS, max(20, columns))))
+def _stretches(wall_s: float, step_s: float) -> Floats:
+    columns = wall_s / (COLUMN_STEPS * step_s) if step_s > 0 else COLUMNS
+    return bin_edges(wall_s, int(min(COLUMNS, max(20, columns))))
 
 
-def _shares(lanes: Sequence[Lane], edges: Floats) -> Floats:
-    spent = sum(
-        (np.diff(lane.elapsed(edges), axis=1) for lane in lanes), np.zeros((len(STATES), len(edges) - 1))
-    )
+def _shares(lines: Sequence[Timeline], edges: Floats) -> Floats:
+    nothing = np.zeros((len(STATES), len(edges) - 1))
+    spent = sum((seconds_within(line, edges[:-1], edges[1:]) for line in lines), nothing)
     total = spent.sum(axis=0)
     share: Floats = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0)
     return share
 
 
-def _step_states(recording: Recording, lanes: Sequence[Lane]) -> tuple[float, ...]:
+def _step_states(recording: Recording, lines: Sequence[Timeline]) -> tuple[float, ...]:
     """Seconds a mean step spends in each state, mean over the ranks that stepped."""
-    parts: list[Floats] = []
-    for record, lane in zip(recording.ranks, lanes, strict=True):
-        if len(record.steps.end):
-            within = lane.elapsed(record.steps.end) - lane.elapsed(record.steps.start)
-            parts.append(within.mean(axis=1))
+    parts = [
+        seconds_within(line, record.steps.start, record.steps.end).mean(axis=1)
+        for record, line in zip(recording.ranks, lines, strict=True)
+        if len(record.steps.end)
+    ]
     return tuple(map(float, np.mean(parts, axis=0))) if parts else (0.0,) * len(STATES)
 
 
@@ -248,10 +260,21 @@ def _hosts(recording: Recording) -> tuple[DeviceSummary, ...]:
             power_limit_w=math.nan,
             memory_bytes=math.nan,
             cores=min(float(host.cpus), host.quota_cores),
-            series=_readings(HOST, host.samples.t, host.samples.columns, edges),
+            series=_readings(HOST, host.samples.t, _with_cpu(host), edges),
         )
         for host in recording.hosts
     )
+
+
+def _with_cpu(host: HostRecord) -> dict[str, Floats]:
+    """A host's columns; where only single cores were read, their mean is the CPU's."""
+    columns = host.samples.columns
+    cores = [
+        column
+        for name, column in columns.items()
+        if name.startswith(("cpu_", "core.")) and name[-1].isdigit()
+    ]
+    return columns if "cpu" in columns or not cores else {**columns, "cpu": np.mean(cores, axis=0)}
 
 
 def _points(devices: int) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stoker.diagnose.timeline import STATES
 from stoker.recording import Floats
-from stoker.report.lanes import STATES
-from stoker.report.summary import RankSummary, Summary
+from stoker.report.summary import RankSummary, Summary, seconds_within
 
 STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # A span that lasts longer is counted as what it looks like meanwhile: a hang must show while it lasts.
@@ -55,8 +55,7 @@ class Totals:
     def _count(self, totals: RankTotals, rank: RankSummary, summary: Summary) -> None:
         since = max(0.0, totals.until - summary.dropped_s)
         until = max(since, _settled(rank, summary))
-        window = rank.lane.elapsed(np.array([since, until]))
-        totals.state_s += window[:, 1] - window[:, 0]
+        totals.state_s += seconds_within(rank.timeline, np.array([since]), np.array([until]))[:, 0]
         new = (rank.step_end > since) & (rank.step_end <= until)
         places = np.searchsorted(STEP_BUCKETS, rank.step_s[new])
         totals.step_counts += np.bincount(places, minlength=len(STEP_BUCKETS) + 1)
@@ -69,4 +68,4 @@ def _settled(rank: RankSummary, summary: Summary) -> float:
     """Until when a rank's states will not change any more."""
     if not summary.running:
         return summary.wall_s
-    return max(rank.lane.known_until, summary.wall_s - SETTLED_AFTER_S)
+    return max(rank.settled_t, summary.wall_s - SETTLED_AFTER_S)

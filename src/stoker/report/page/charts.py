@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stoker.diagnose.timeline import STATES
 from stoker.recording import Floats
-from stoker.report.lanes import STATES
 from stoker.report.page.markup import Html, join, tag
 from stoker.report.series import Series
-from stoker.report.summary import Timeline
+from stoker.report.summary import Shares
 from stoker.report.units import percent, quantity, seconds, words
 
 WIDTH, HEIGHT = 2000, 500
@@ -50,20 +50,20 @@ def bar(state_s: Sequence[float], *, title: str) -> Html:
     return tag("div", *pieces, class_="bar", role="img", aria_label=f"{title}: {said}")
 
 
-def stack(timeline: Timeline, *, wall_s: float) -> Html:
+def stack(over_time: Shares, *, wall_s: float) -> Html:
     """Shares of time by state over the run, one area each."""
-    tops = np.vstack([np.zeros(timeline.share.shape[1]), np.cumsum(timeline.share, axis=0)])
-    x = np.rint(timeline.edges / timeline.edges[-1] * WIDTH).astype(int)
+    tops = np.vstack([np.zeros(over_time.share.shape[1]), np.cumsum(over_time.share, axis=0)])
+    x = np.rint(over_time.edges / over_time.edges[-1] * WIDTH).astype(int)
     areas = [
         tag("path", class_=f"s-{state}", d=_area(x, tops[i], tops[i + 1]), data_name=words(state))
         for i, state in enumerate(STATES)
-        if timeline.share[i].any()
+        if over_time.share[i].any()
     ]
     # The script reads these: whole percents, a column per stretch of time, a row per state that is there.
     rows = ";".join(
-        ",".join(map(str, np.rint(timeline.share[i] * 100).astype(int)))
+        ",".join(map(str, np.rint(over_time.share[i] * 100).astype(int)))
         for i in range(len(STATES))
-        if timeline.share[i].any()
+        if over_time.share[i].any()
     )
     svg = _svg(*areas, title="States over time, in shares of all ranks' time")
     return _framed(svg, top="100%", bottom="0%", wall_s=wall_s, kind="stack", rows=rows)

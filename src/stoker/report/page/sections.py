@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from stoker.diagnose.timeline import STATES
 from stoker.findings import Finding
-from stoker.report.lanes import STATES
 from stoker.report.page.charts import Line, bar, lines, stack
 from stoker.report.page.markup import Html, join, tag
 from stoker.report.page.tables import (
@@ -86,7 +86,7 @@ def time(summary: Summary) -> Html:
         bar(summary.state_s, title="Wall time, mean over ranks"),
         states_list(summary.state_s),
         tag("h3", "Over time"),
-        stack(summary.timeline, wall_s=summary.wall_s),
+        stack(summary.over_time, wall_s=summary.wall_s),
     )
 
 
@@ -180,7 +180,7 @@ def _prices(summary: Summary, finding: Finding) -> list[tuple[str, str]]:
 def _health(summary: Summary) -> list[tuple[str, str]]:
     computing = summary.state_s[STATES.index("compute")] / (sum(summary.state_s) or 1.0)
     pace = dict(_pace(summary))
-    named = ("median step", "tokens/s", "FLOP/s")
+    named = ("median step", "tokens/s", "MFU (bf16 peak)")
     return [
         ("of the time is compute", percent(computing)),
         *((name, pace[name]) for name in named if name in pace),
@@ -189,7 +189,11 @@ def _health(summary: Summary) -> list[tuple[str, str]]:
 
 def _pace(summary: Summary) -> list[tuple[str, str]]:
     pace = summary.steps
-    rates = [("tokens/s", amount(pace.tokens_per_s)), ("FLOP/s", amount(pace.flops_per_s))]
+    rates = [
+        ("tokens/s", amount(pace.tokens_per_s)),
+        ("FLOP/s", amount(pace.flops_per_s)),
+        ("MFU (bf16 peak)", percent(summary.mfu)),
+    ]
     return [
         ("steps", f"{pace.count:,}"),
         ("median step", seconds(pace.median_s)),

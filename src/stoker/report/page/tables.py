@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from stoker.report.lanes import STATES
+from stoker.diagnose.timeline import STATES
 from stoker.report.page.charts import bar, spark
 from stoker.report.page.markup import Html, join, tag
 from stoker.report.summary import DeviceSummary, RankSummary, Summary

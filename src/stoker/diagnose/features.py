@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.diagnose.pauses import Pause, find_pauses, is_regular
 from stoker.diagnose.ranks import Together, together
@@ -25,6 +26,7 @@ class Loop:
     unseen: frozenset[str]  # kinds of spans that nobody could have recorded
     burst: float  # of the loader's wait: how much of it came in a few long waits
     opening: float  # of the loader's wait: how much of it came in the first two steps
+    epochs: float  # of the loader's wait: how much of it came at the first step and again every so many
     copy_gb_s: float
     copy_bytes: float  # of one step
     tokens_s: float
@@ -82,7 +84,9 @@ def features(recording: Recording) -> Features:
 
 
 def _idle(loop: Loop, wall_s: float) -> float:
-    """The share of time in which the loop gave the card nothing to do."""
+    """The share of time in which the loop gave the card nothing to do, as far as it was seen."""
+    if not loop.steps:
+        return 0.0
     paused = loop.paused / wall_s if wall_s > 0 else 0.0
     known = sum(loop.share[name] for name in ("data", "checkpoint", "startup"))
     return min(known + max(paused, loop.share["stalled"]), 1.0)
@@ -97,7 +101,8 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
     share = _shares(lines, recording.wall_s)
     if rank is None or line is None:
         nothing = dict.fromkeys(
-            ("median_s", "burst", "opening", "copy_gb_s", "copy_bytes", "tokens_s", "tflops"), math.nan
+            ("median_s", "burst", "opening", "epochs", "copy_gb_s", "copy_bytes", "tokens_s", "tflops"),
+            math.nan,
         )
         return Loop(steps=0, share=share, unseen=frozenset(KINDS), pauses=(), regular=False, **nothing)
     waits = line.within("data", rank.steps.start, rank.steps.end)
@@ -110,6 +115,7 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
         unseen=unseen,
         burst=_burst(waits),
         opening=_opening(waits, rank),
+        epochs=_epochs(waits, rank),
         copy_gb_s=gb_s,
         copy_bytes=copied,
         tokens_s=_per_second(rank.steps.tokens, recording.wall_s),
@@ -131,11 +137,24 @@ def _median(values: Floats) -> float:
 
 
 def _burst(waits: Floats) -> float:
-    """How much of the wait came in waits ten times the usual one and above a tenth of the longest."""
-    if waits.sum() <= 0:
+    """How much of the wait came in a few long ones."""
+    return float(waits[_long(waits)].sum() / waits.sum()) if waits.sum() > 0 else 0.0
+
+
+def _long(waits: Floats) -> NDArray[np.bool_]:
+    """Waits ten times the usual one and above a tenth of the longest."""
+    return waits > max(10 * float(np.median(waits)), 0.1 * float(waits.max()))
+
+
+def _epochs(waits: Floats, rank: RankRecord) -> float:
+    """A loader that starts anew shows a long wait at the run's first step, and the same again and again."""
+    if waits.sum() <= 0 or rank.steps.number[0] > 2:
         return 0.0
-    long = waits > max(10 * float(np.median(waits)), 0.1 * float(waits.max()))
-    return float(waits[long].sum() / waits.sum())
+    at = np.flatnonzero(_long(waits))
+    between = np.diff(at)
+    if len(at) < 3 or at[0] > 0 or np.std(between) > 0.2 * np.mean(between):
+        return 0.0
+    return float(waits[at].sum() / waits.sum())
 
 
 def _opening(waits: Floats, rank: RankRecord) -> float:

@@ -25,19 +25,21 @@ class Together:
     late_often: float = 0.0  # share of steps in which it was the last
     step_s: float = math.nan
     collective: float = 0.0  # the least share of time any rank spent in collectives: the exchange itself
+    joined: dict[int, int] = field(default_factory=dict)  # rank → collectives it joined until it hung
     last_phase: dict[int, str] = field(default_factory=dict)  # rank → what it did longest after its last step
 
 
 def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Together:
     """Compare the ranks."""
     last = {rank.rank: _last_phase(rank, line) for rank, line in zip(ranks, lines, strict=True)}
+    joined = {rank.rank: _joined(rank) for rank in ranks if _joined(rank)}
     steps = min((len(rank.steps.end) for rank in ranks), default=0)
     if steps < 3:
-        return Together(ranks=len(ranks), last_phase=last)
+        return Together(ranks=len(ranks), last_phase=last, joined=joined)
     least = min(_share_of(line, "collective") for line in lines)
     step_s = float(np.median([rank.steps.end - rank.steps.start for rank in ranks][0]))
     if len(ranks) < 2:
-        return Together(ranks=1, collective=least, step_s=step_s, last_phase=last)
+        return Together(ranks=1, collective=least, step_s=step_s, last_phase=last, joined=joined)
     spent = {
         name: np.stack([_each(rank, line, name, steps) for rank, line in zip(ranks, lines, strict=True)])
         for name in _OWN
@@ -57,6 +59,7 @@ def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Toge
         step_s=step_s,
         collective=least,
         last_phase=last,
+        joined=joined,
     )
 
 
@@ -66,14 +69,29 @@ def _share_of(line: Timeline, name: str) -> float:
 
 
 def _each(rank: RankRecord, line: Timeline, name: str, steps: int) -> Floats:
-    return line.within(name, rank.steps.start[:steps], rank.steps.end[:steps])
+    spent: Floats = line.within(name, rank.steps.start[:steps], rank.steps.end[:steps])
+    return spent
 
 
 def _over_others(spent: Floats, late: int) -> Floats:
-    others: Floats = np.median(np.delete(spent, late, axis=0), axis=0)
-    return spent[late] - others
+    over: Floats = spent[late] - np.median(np.delete(spent, late, axis=0), axis=0)
+    return over
 
 
 def _last_phase(rank: RankRecord, line: Timeline) -> str:
+    """A span that never ended is in no timeline; what hung said where it was."""
+    for event in reversed(rank.events):
+        if event.what == "hang over":
+            break
+        if event.what == "hang":
+            inside = (
+                "collective" if event.facts.get("in_collective") else str(event.facts.get("inside") or "")
+            )
+            return inside or "unattributed"
     begin = rank.steps.end[-1:] if len(rank.steps.end) else np.zeros(1)
     return max(STATES, key=lambda name: float(line.within(name, begin, line.edges[-1:])[0]))
+
+
+def _joined(rank: RankRecord) -> int:
+    hangs = [event for event in rank.events if event.what == "hang"]
+    return int(hangs[-1].facts.get("collective_seq") or 0) if hangs else 0

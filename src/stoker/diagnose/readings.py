@@ -29,6 +29,7 @@ class Card:
     peaks: Peaks | None
     readings: int
     util: float
+    util_error: float  # of its mean
     sm: float
     tensor: float
     fp32: float
@@ -50,28 +51,32 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """The host that starves, or the first."""
+    """The busiest host."""
 
     cpus: int
     allowed: float  # cores that we may use
     quota: float
     busy: float  # cores
-    wait_busy: float  # cores busy while the loop waits for a batch
+    wait_busy: (
+        float  # cores that we, or if that is unknown anybody, keep busy while the loop waits for a batch
+    )
+    others: float  # cores that are busy with what is not ours
     iowait: float  # cores
     read_bytes_s: float
+    write_bytes_s: float
     reading: float  # share of samples in which anything was read
     read_bytes: float  # of one read
-    net_rx_bytes_s: float
-    throttled: float  # share of time the cgroup was throttled
+    remote_bytes_s: float  # from servers: the network, NFS, Lustre
+    throttled: float  # share of time the cgroup was stopped
     steal: float  # cores
-    run_delay: float  # seconds a second that runnable workers waited for a core
+    delay: float  # share of time that what makes batches could run and did not get a core
     workers: float  # how many loader workers were seen
-    workers_running: float
+    workers_running: float  # while the loop waits
     workers_blocked: float  # in D, on a disk or a server
+    trainer_blocked: float  # share of samples
     shm_peak: float  # of its size
     shm_total: float
     shm_full_in_s: float  # by its trend; inf: never
-    memory_left: float  # bytes
 
 
 def card(recording: Recording, *, idle: float, copying: float) -> Card | None:
@@ -88,6 +93,7 @@ def card(recording: Recording, *, idle: float, copying: float) -> Card | None:
         peaks=peaks_of(known[0].name),
         readings=sum(len(gpu.samples.t) for gpu in known),
         util=util,
+        util_error=_mean([_error(gpu.samples.columns.get("util")) for gpu in known]),
         sm=sm,
         tensor=_over(known, "any_tensor_util"),
         fp32=_over(known, "fp32_util"),
@@ -121,6 +127,13 @@ def _steady(samples: Samples, name: str) -> float:
         return math.nan
     late = column[samples.t > samples.t[0] + 1.0] if len(column) > 20 else column
     return _mean(late.tolist())
+
+
+def _error(column: Floats | None) -> float:
+    """The standard error of a column's mean: few readings of a card that swings say little."""
+    if column is None or np.isfinite(column).sum() < 2:
+        return math.nan
+    return float(np.nanstd(column) / math.sqrt(np.isfinite(column).sum()))
 
 
 def _mean(values: list[float]) -> float:
@@ -207,36 +220,59 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     one = max(known, key=lambda record: np.nan_to_num(np.nanmean(_busy_cores(record))))
     samples, busy = one.samples, _busy_cores(one)
     waiting = _waiting(samples, line)
+    ours = _ours(samples)
     shm_peak, shm_full_in_s = _shm(samples)
+    workers = samples.mean("workers")
     return Host(
         cpus=one.cpus,
         allowed=min(float(one.cpus), one.quota_cores),
         quota=one.quota_cores,
         busy=_mean(busy.tolist()),
-        wait_busy=_while_waiting(busy, waiting),
+        wait_busy=_while_waiting(busy if ours is None else ours, waiting, spinning=ours is None),
+        others=math.nan if ours is None else max(_mean((busy - ours).tolist()), 0.0),
         iowait=samples.mean("iowait") / 100 * one.cpus,
         read_bytes_s=samples.mean("disk_read"),
+        write_bytes_s=samples.mean("disk_write"),
         reading=1.0 - _share(samples.columns.get("disk_read"), below=1.0),
         read_bytes=_ratio(samples.mean("disk_read"), samples.mean("disk_reads")),
-        net_rx_bytes_s=samples.mean("net_rx"),
-        throttled=samples.mean("cpu_throttled"),
+        remote_bytes_s=max(
+            (samples.mean(name) for name in _REMOTE if name in samples.columns), default=math.nan
+        ),
+        throttled=samples.mean("throttled") / 100,
         steal=samples.mean("steal") / 100 * one.cpus,
-        run_delay=samples.mean("worker_run_delay"),
-        workers=samples.mean("workers"),
-        workers_running=samples.mean("workers_running"),
-        workers_blocked=samples.mean("workers_blocked"),
+        delay=_ratio(samples.mean("workers_delay"), workers)
+        if workers >= 0.5
+        else samples.mean("trainer_delay"),
+        workers=workers,
+        workers_running=_in_waits(samples, "workers_running", waiting),
+        workers_blocked=_in_waits(samples, "workers_blocked", waiting),
+        trainer_blocked=samples.mean("trainer_blocked"),
         shm_peak=shm_peak,
         shm_total=samples.mean("shm_total"),
         shm_full_in_s=shm_full_in_s,
-        memory_left=float(np.nanmin(samples.columns["mem_avail"]))
-        if "mem_avail" in samples.columns
-        else math.nan,
     )
+
+
+_REMOTE = ("net_rx", "nfs_read", "lustre_read")
+
+
+def _ours(samples: Samples) -> Floats | None:
+    """Cores that the trainers and their workers use, where that was read."""
+    known = [samples.columns[name] for name in ("workers_cpu", "trainer_cores") if name in samples.columns]
+    if "trainer_cores" not in samples.columns:
+        return None
+    total: Floats = np.nansum(known, axis=0)
+    return total
+
+
+def _in_waits(samples: Samples, name: str, waiting: Floats) -> float:
+    column = samples.columns.get(name)
+    return math.nan if column is None else _while_waiting(column, waiting, spinning=False)
 
 
 def _busy_cores(record: HostRecord) -> Floats:
     columns = record.samples.columns
-    cores = [column for name, column in columns.items() if name.startswith("cpu_") and name[4:].isdigit()]
+    cores = [column for name, column in columns.items() if name.startswith("core.")]
     if cores:
         total: Floats = np.nansum(cores, axis=0) / 100
         return total
@@ -250,10 +286,11 @@ def _waiting(samples: Samples, line: Timeline | None) -> Floats:
     before = np.concatenate([[0.0], samples.t[:-1]])
     if line is None:
         return np.zeros(len(samples.t))
-    return line.within("data", before, samples.t) / np.maximum(samples.t - before, 1e-9)
+    shares: Floats = line.within("data", before, samples.t) / np.maximum(samples.t - before, 1e-9)
+    return shares
 
 
-def _while_waiting(values: Floats, waiting: Floats) -> float:
+def _while_waiting(values: Floats, waiting: Floats, *, spinning: bool) -> float:
     """What a reading is while the loop waits: read directly if some samples lie in waits, else by a straight
     line through readings that had more and less waiting in them, else what the waits can have had at most."""
     known = ~np.isnan(values)
@@ -267,7 +304,9 @@ def _while_waiting(values: Floats, waiting: Floats) -> float:
         slope, base = np.polyfit(waiting, values, 1)
         return max(float(slope + base), 0.0)
     mean, share = float(values.mean()), float(waiting.mean())
-    return max(mean - (1 - share) * 1.0, 0.0) / share  # one core waits for the card, spinning, meanwhile
+    if not spinning:
+        return mean
+    return max(mean - (1 - share), 0.0) / share  # one core waits for the card, spinning, in between
 
 
 def _ratio(a: float, b: float) -> float:

@@ -239,7 +239,7 @@ def _host(header: Line, node: str, lines: Sequence[Line]) -> HostRecord:
     samples = _samples(lines)
     cores = max((len(line["cpu"]) for line in lines if isinstance(line.get("cpu"), list)), default=0)
     for core in range(cores):
-        samples.columns[f"cpu_{core}"] = np.array([_core(line.get("cpu"), core) for line in lines])
+        samples.columns[f"core.{core}"] = np.array([_core(line.get("cpu"), core) for line in lines])
     if not cores and any("cpu" in line for line in lines):
         samples.columns["cpu"] = _column(lines, "cpu")
     for name in ("disk_read", "disk_write", "disk_reads", "net_rx", "net_tx", "nfs_read"):

@@ -42,6 +42,7 @@ EXPLAINS = {
     "launch_bound": ("host_sync", "precision"),
     "straggler": ("communication_bound",),
 }
+UNEXPLAINED = 0.12  # of the time: Python between steps takes a few percent
 # A job that no longer moves, or soon will not, comes before one that is slow.
 _FATAL = ("shm_pressure", "collective_hang", "host_hang")
 
@@ -90,13 +91,9 @@ def healthy(seen: Features, abstained: list[Abstention]) -> Finding | Abstention
     """Nothing is wrong, as far as was seen; what limits the run next."""
     card, loop = seen.card, seen.loop
     missing = tuple(dict.fromkeys(name for one in abstained for name in one.missing))
-    if not loop.steps and (card is None or not known(card.util)):
-        return Abstention(kind="healthy", why="neither steps nor the GPU were seen", missing=missing)
-    if any(one.kind.endswith("hang") and one.missing for one in abstained if loop.steps):
-        return Abstention(kind="healthy", why="a long stop could not be explained", missing=missing)
-    if card is not None and card.working_util < 70:
-        why = f"the GPU is used {card.util:.0f}% of the time, and why not more was not seen"
-        return Abstention(kind="healthy", why=why, missing=missing)
+    doubt = _doubt(seen, abstained)
+    if doubt:
+        return Abstention(kind="healthy", why=doubt, missing=missing)
     return Finding(
         kind="healthy",
         summary=f"nothing is wrong; next ceiling: {_ceiling(seen)}",
@@ -105,6 +102,23 @@ def healthy(seen: Features, abstained: list[Abstention]) -> Finding | Abstention
         confidence=round(max(0.95 - 0.1 * len(missing), 0.4), 2),
         remedy=(),
     )
+
+
+def _doubt(seen: Features, abstained: list[Abstention]) -> str:
+    """Why what was seen is not enough to call a run healthy."""
+    card, loop = seen.card, seen.loop
+    if card is None and (not loop.steps or seen.facts.get("gpu")):
+        return "the GPU was not read"
+    if loop.steps and any(one.kind.endswith("hang") and one.missing for one in abstained):
+        return "a long stop could not be explained"
+    if card is not None and card.working_util < 70:
+        return f"the GPU is used {card.util:.0f}% of the time, and why not more was not seen"
+    if card is not None and not loop.steps and not (card.sm >= 50 or card.power >= 0.5):
+        return "the GPU is busy but hardly works, and whether steps went on was not seen"
+    bare = loop.share["unattributed"] if "compute" not in loop.unseen else 0.0
+    if bare >= UNEXPLAINED and (card is None or not known(card.memory_peak) or card.working_util < 90):
+        return f"{percent(bare)} of the time is explained by nothing that was seen"
+    return ""
 
 
 def _health(seen: Features) -> tuple[str, ...]:

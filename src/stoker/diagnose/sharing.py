@@ -61,7 +61,7 @@ def communication_bound(features: Features) -> Finding | Abstention:
 
 def _switched_off(features: Features) -> tuple[str, ...]:
     """What of the environment keeps NCCL from its quick links."""
-    environ = features.facts.get("env") or {}
+    environ = features.facts.get("nccl_env") or features.facts.get("env") or {}
     names = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE")
     bad = {"NCCL_NVLS_ENABLE": "0"}
     if not isinstance(environ, dict):

@@ -92,31 +92,29 @@ def _evidence(features: Features, wait: float) -> tuple[str, ...]:
 def find_cause(features: Features) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """Why batches are late: the cause, what shows it, and what could not be seen."""
     host, loop = features.host, features.loop
-    if features.facts.get("epoch_waits", 0.0) >= at("opening"):
-        share = percent(float(features.facts["epoch_waits"]))
-        return "startup", (f"{share} of the wait is for the first batches of epochs",), ()
+    if loop.epochs >= at("opening"):
+        return (
+            "startup",
+            (f"{percent(loop.epochs)} of the wait is for first batches, at equal distances",),
+            (),
+        )
     if host is None:
         return "unknown", (), ("readings of the host: cores, disks, worker states",)
-    for look in (_quota, _full, _storage, _computing, _delayed, _sleeping):
+    for look in (_quota, _full, _delayed, _storage, _computing, _sleeping):
         cause, sign = look(host, features)
         if cause:
             return cause, (sign,), ()
     quiet = f"{host.wait_busy:.1f} cores busy and {host.iowait:.1f} in iowait while the loop waits"
-    del loop
     return "unknown", (quiet,), ("the loader workers' run states and stacks (stoker watch records them)",)
 
 
 def _quota(host: Host, features: Features) -> tuple[str, str]:
     if above(host.throttled, at("throttled")):
-        return (
-            "quota",
-            f"the cgroup was stopped {percent(host.throttled)} of the time by its quota of {host.quota:g} cores",
-        )
+        stopped = percent(host.throttled)
+        return "quota", f"the CPU quota of {host.quota:g} cores stopped the job {stopped} of the time"
     if host.quota < host.cpus and above(_busy(host), at("cores_full") * host.quota):
-        return (
-            "quota",
-            f"{_busy(host):.1f} of the {host.quota:g} cores the quota allows are busy; the host has {host.cpus}",
-        )
+        busy = f"{_busy(host):.1f} of the {host.quota:g} cores that the quota allows"
+        return "quota", f"{busy} are busy; the host has {host.cpus}"
     return "", ""
 
 
@@ -124,13 +122,23 @@ def _busy(host: Host) -> float:
     return max(host.busy, host.wait_busy) if known(host.wait_busy) else host.busy
 
 
+def _others(host: Host, features: Features) -> float:
+    """Cores busy with others' work: read, or what more workers than we have must be."""
+    if known(host.others):
+        return host.others
+    return _busy(host) - _workers_seen(host, features) - 1.0
+
+
+def _workers_seen(host: Host, features: Features) -> float:
+    return host.workers if known(host.workers) else features.fact("num_workers", "workers")
+
+
 def _full(host: Host, features: Features) -> tuple[str, str]:
-    """All cores busy: then slow-looking storage is a red herring, readers do not get to run."""
+    """All cores busy: then slow-looking storage is a red herring, its readers do not get to run."""
     if not above(_busy(host), at("cores_full") * host.allowed):
         return "", ""
-    ours = host.workers if known(host.workers) else features.fact("num_workers", "workers")
-    others = _busy(host) - ours - 1.0
-    if above(host.steal, 0.1 * host.allowed) or above(others, 0.3 * host.allowed):
+    others = _others(host, features)
+    if above(host.steal, 0.1 * host.allowed) or above(others, at("others") * host.allowed):
         return (
             "contention",
             f"all {host.allowed:g} cores are busy, {max(others, 0):.1f} of them with others' work",
@@ -138,27 +146,33 @@ def _full(host: Host, features: Features) -> tuple[str, str]:
     return "cpu", f"{_busy(host):.1f} of {host.allowed:g} cores are busy: there is none left for the loader"
 
 
+def _delayed(host: Host, features: Features) -> tuple[str, str]:
+    if not above(host.delay, at("delay")):
+        return "", ""
+    sign = f"what makes batches could run and got no core {percent(min(host.delay, 1))} of the time"
+    return ("cpu" if below(host.others, 0.5) else "contention"), sign
+
+
 def _storage(host: Host, features: Features) -> tuple[str, str]:
-    blocked = _ratio(host.workers_blocked, host.workers)
+    blocked = _ratio(host.workers_blocked, host.workers) if host.workers >= 0.5 else host.trainer_blocked
+    idle = below(host.wait_busy, 0.5)
     waiting = above(host.iowait, at("iowait")) and not host.wait_busy > host.iowait
-    trickle = (
-        above(host.read_bytes_s, at("read_bytes_s")) and host.reading >= 0.5 and below(host.wait_busy, 0.5)
-    )
-    remote = above(host.net_rx_bytes_s, 5e6) and below(host.wait_busy, 0.5)
+    trickle = above(host.read_bytes_s, at("read_bytes_s")) and host.reading >= 0.5 and idle
+    remote = above(host.remote_bytes_s, at("remote_bytes_s")) and idle
     if not (waiting or trickle or remote or above(blocked, at("blocked"))):
         return "", ""
-    rate = f"{max(host.read_bytes_s, 0) / 1e6:.0f} MB/s read from disk, {host.iowait:.1f} cores in iowait"
+    said = f"{max(host.read_bytes_s, 0) / 1e6:.0f} MB/s read from disk, {host.iowait:.1f} cores in iowait"
     if known(blocked):
-        rate += f", {percent(blocked)} of the workers blocked"
+        said += f", what makes batches blocked {percent(min(blocked, 1))} of the time"
     if below(host.read_bytes, at("small_read")) and above(host.read_bytes_s / host.read_bytes, 300):
-        return "small_reads", f"{rate}, {host.read_bytes / 1024:.0f} KiB a read"
-    return "storage", rate
+        return "small_reads", f"{said}, {host.read_bytes / 1024:.0f} KiB a read"
+    return "storage", said
 
 
 def _computing(host: Host, features: Features) -> tuple[str, str]:
     if not above(host.wait_busy, at("wait_busy")):
         return "", ""
-    workers = host.workers if known(host.workers) else features.fact("num_workers", "workers")
+    workers = _workers_seen(host, features)
     sign = f"{host.wait_busy:.1f} cores busy while the loop waits, {host.allowed:g} allowed"
     several = workers >= 1 if known(workers) else host.wait_busy >= 1.7
     if several and host.allowed - _busy(host) >= 1.0:
@@ -166,15 +180,9 @@ def _computing(host: Host, features: Features) -> tuple[str, str]:
     return "cpu", sign
 
 
-def _delayed(host: Host, features: Features) -> tuple[str, str]:
-    if above(host.run_delay, at("run_delay")):
-        return "contention", f"workers wait {host.run_delay:.1f} s a second for a core"
-    return "", ""
-
-
 def _sleeping(host: Host, features: Features) -> tuple[str, str]:
     """Only worker states tell a lock from what was not seen."""
-    if above(host.workers, 0.5) and below(_ratio(host.workers_running, host.workers), 0.1):
+    if above(host.workers, 0.5) and below(_ratio(host.workers_running, host.workers), 0.2):
         return "lock", f"{host.workers:.0f} workers sleep, on neither disk nor CPU, while the loop waits"
     return "", ""
 
@@ -221,7 +229,7 @@ def _workers(features: Features) -> tuple[str, ...]:
     wait = loop.share["data"]
     if host is None or wait >= 1:
         return ()
-    have = host.workers if known(host.workers) else features.fact("num_workers", "workers")
+    have = _workers_seen(host, features)
     have = have if known(have) else max(round(host.wait_busy), 1)
     need = math.ceil(max(have, 1) / (1 - wait)) if have >= 1 else math.ceil(wait / (1 - wait)) + 1
     room = max(int(host.allowed) - 1, 1)
@@ -252,14 +260,15 @@ def _by_the_card(features: Features) -> Finding | Abstention:
     missing = ("the loader's wait: run it under stoker watch",)
     if card is None or not known(card.util):
         return Abstention(kind=KIND, why="neither the loader's wait nor the card was seen", missing=missing)
-    told = sum(loop.share[name] for name in ("copy", "checkpoint", "startup", "stalled")) + loop.paused / max(
-        features.wall_s, 1e-9
-    )
-    idle = 1 - card.util / 100 - min(told, 1.0)
+    idle = 1 - card.util / 100 - _told(loop)
     full_kernels = card.sm >= 0.5 * card.util if known(card.sm) else card.power >= 0.3
     if idle < 2 * at("data_share") or not full_kernels or card.util < at("idle_util"):
         return Abstention(
             kind=KIND, why="the card shows no idle time that a loader would explain", missing=missing
+        )
+    if features.host and above(features.host.write_bytes_s, at("saving_bytes_s")):
+        return Abstention(
+            kind=KIND, why="the disk is written to: saving may be what it waits for", missing=missing
         )
     cause, signs, unseen = find_cause(features)
     return priced(
@@ -276,3 +285,10 @@ def _by_the_card(features: Features) -> Finding | Abstention:
         remedy=remedy(features, cause),
         missing=(*missing, *unseen),
     )
+
+
+def _told(loop: Loop) -> float:
+    """The share of time that other things than a loader explain."""
+    if not loop.steps:
+        return 0.0
+    return min(sum(loop.share[name] for name in ("copy", "checkpoint", "startup")), 1.0)

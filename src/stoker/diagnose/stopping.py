@@ -157,7 +157,7 @@ def _saves(features: Features, pause: Pause) -> bool:
     worked = above(pause.util, 50) and not spins(pause)
     if worked and (above(pause.sm, 20) or above(pause.power, 0.45)):
         return False  # the card worked: evaluation, or a longer batch
-    if features.loop.regular:
+    if features.loop.regular and "data" not in features.loop.unseen:
         return _wrote(pause) or not known(pause.util) or pause.util < at("idle_util")
     return _wrote(pause) and not spins(pause)
 
@@ -182,11 +182,14 @@ def _card_meanwhile(pause: Pause) -> tuple[str, ...]:
 
 
 def _absent(features: Features) -> tuple[list[int], list[int]]:
-    """Ranks that never joined a collective that others wait in at the end."""
+    """Ranks that never joined a collective that others wait in at the end; those that joined the fewest if all wait."""
     phases = features.ranks.last_phase
     waiting = sorted(rank for rank, phase in phases.items() if phase == "collective")
     absent = sorted(set(phases) - set(waiting)) if waiting else []
-    return absent, waiting
+    joined = features.ranks.joined
+    if waiting and not absent and len(set(joined.values())) > 1:
+        absent = [rank for rank in waiting if joined.get(rank) == min(joined.values())]
+    return absent, [rank for rank in waiting if rank not in absent]
 
 
 def _blind(features: Features, kind: str) -> Abstention | None:

@@ -1,6 +1,6 @@
 """Where the wall time of a rank went: exclusive states that cover it from beginning to end.
 
-Spans may nest (the inner takes its time from the outer) and overlap (the more specific kind wins); what no
+Spans may nest (the inner takes its time from the outer) and overlap (the kind that stands first wins); what no
 span covers is start-up before the first step, stalled where it lasts far longer than a step, otherwise
 unattributed. So the states always sum to the wall time.
 """
@@ -53,17 +53,19 @@ class Timeline:
             return np.zeros(len(starts))
         lengths = np.where(self.state == STATES.index(name), np.diff(self.edges), 0.0)
         sums = np.concatenate([[0.0], np.cumsum(lengths)])
-        return np.interp(ends, self.edges, sums) - np.interp(starts, self.edges, sums)
+        inside: Floats = np.interp(ends, self.edges, sums) - np.interp(starts, self.edges, sums)
+        return inside
 
 
 def timeline(record: RankRecord, *, wall_s: float) -> Timeline:
     """What one rank did from the run's beginning to its end."""
-    edges, state = _paint(record.spans, wall_s)
+    edges, state = _paint(record.spans, wall_s, borders=record.steps.end)
     first_s, usual_s = _first_and_usual_step(record.steps)
     bare = state == _BARE
     middle = (edges[:-1] + edges[1:]) / 2
     starting = bare & (middle < first_s)
-    stalled = _long_runs(bare & ~starting, edges, max(STALL_S, STALL_STEPS * usual_s))
+    least_s = max(STALL_S, STALL_STEPS * usual_s)
+    stalled = _long_runs(bare & ~starting, edges, least_s=least_s, borders=record.steps.end)
     state[bare] = STATES.index("unattributed")
     state[stalled] = STATES.index("stalled")
     state[starting] = STATES.index("startup")
@@ -73,13 +75,13 @@ def timeline(record: RankRecord, *, wall_s: float) -> Timeline:
 _BARE = np.uint8(255)
 
 
-def _paint(spans: Spans, wall_s: float) -> tuple[Floats, NDArray[np.uint8]]:
-    """Cut the wall time at every border of a span and say which span owns each piece."""
+def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDArray[np.uint8]]:
+    """Cut the wall time at every border of a span or step and say which span owns each piece."""
     start = np.clip(spans.start, 0.0, wall_s)
     end = np.clip(spans.end, 0.0, wall_s)
     kept = end > start
     start, end, kind = start[kept], end[kept], spans.kind[kept]
-    edges = np.unique(np.concatenate([[0.0, wall_s], start, end]))
+    edges = np.unique(np.concatenate([[0.0, wall_s], start, end, np.clip(borders, 0.0, wall_s)]))
     state = np.full(max(len(edges) - 1, 0), _BARE, np.uint8)
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
     order = _painting_order(start, end, kind)
@@ -91,10 +93,9 @@ def _paint(spans: Spans, wall_s: float) -> tuple[Floats, NDArray[np.uint8]]:
 
 
 def _painting_order(start: Floats, end: Floats, kind: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Who is painted over by whom: the outer by the inner, and among those that cross, the less specific.
+    """Who is painted over by whom: the outer by the inner; of two that cross, the kind that stands later.
 
-    Spans that touch one another form a cluster; nesting depth orders a cluster, its kinds come second. A span
-    starting inside another is at most as deep as the ones that it crosses.
+    A copy that lasts while the host has begun forward is the case in point: `h2d` stands first and wins.
     """
     depth = np.zeros(len(start), np.int64)
     open_ends: list[tuple[float, int]] = []  # those around the current one, the innermost last
@@ -102,7 +103,7 @@ def _painting_order(start: Floats, end: Floats, kind: NDArray[np.uint8]) -> NDAr
         open_ends = [one for one in open_ends if one[0] > start[i]]
         depth[i] = max((deep + 1 for until, deep in open_ends if until >= end[i]), default=0)
         open_ends.append((float(end[i]), int(depth[i])))
-    return np.lexsort((kind, depth))
+    return np.lexsort((-kind.astype(np.int64), depth))
 
 
 def _first_and_usual_step(steps: Steps) -> tuple[float, float]:
@@ -111,12 +112,11 @@ def _first_and_usual_step(steps: Steps) -> tuple[float, float]:
     return float(steps.start[0]), float(np.median(steps.end - steps.start))
 
 
-def _long_runs(which: NDArray[np.bool_], edges: Floats, least_s: float) -> NDArray[np.bool_]:
-    """Of the pieces chosen, those whose unbroken run lasts at least so long."""
-    padded = np.concatenate([[False], which, [False]])
-    borders = np.flatnonzero(padded[1:] != padded[:-1])
-    found = np.zeros(len(which), bool)
-    for begin, stop in borders.reshape(-1, 2).tolist():
-        if edges[stop] - edges[begin] >= least_s:
-            found[begin:stop] = True
-    return found
+def _long_runs(
+    which: NDArray[np.bool_], edges: Floats, *, least_s: float, borders: Floats
+) -> NDArray[np.bool_]:
+    """Of the pieces chosen, those whose run lasts at least so long; a step that ends is progress and breaks it."""
+    begins = which & ~np.concatenate([[False], which[:-1]]) | which & np.isin(edges[:-1], borders)
+    run = np.cumsum(begins) * which
+    lengths = np.bincount(run, np.diff(edges))
+    return which & (lengths[run] >= least_s)

@@ -10,6 +10,8 @@ from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
 
+NOTHING: tuple[str, ...] = ()
+
 
 def h2d_copy(features: Features) -> Finding | Abstention:
     """The loop waits for copies to the card."""
@@ -87,12 +89,19 @@ def _copy_by_the_bus(features: Features) -> Finding | Abstention:
     missing = ("the time of copies",)
     if card is None or not above(card.pcie_rx_gb_s, at("copy_rx_gb_s")) or not below(card.sm, 60):
         return Abstention(kind=kind, why="copies were not timed", missing=missing)
-    share = min(card.pcie_rx_gb_s / _bus_gb_s(features), 1 - card.sm / 100)
+    of_bus = card.pcie_rx_gb_s / _bus_gb_s(features)
+    cause = "pageable" if of_bus < 0.25 else "not overlapped" if of_bus > 0.4 else ""
     return priced(
-        features, kind, cause="", share=share, confidence=0.5,
+        features,
+        kind,
+        cause=cause,
+        share=min(of_bus, 1 - card.sm / 100),
+        confidence=0.5,
         summary=f"{card.pcie_rx_gb_s:.1f} GB/s flow into the GPU while its units are half idle",
-        evidence=_bus(features), remedy=_copy_remedy(""), missing=missing,
-    )  # fmt: skip
+        evidence=_bus(features),
+        remedy=_copy_remedy(cause),
+        missing=missing,
+    )
 
 
 # --- kernels --------------------------------------------------------------------------------------
@@ -158,7 +167,7 @@ def launch_bound(features: Features) -> Finding | Abstention:
         return Abstention(kind=kind, why="the loop does not spend its time computing")
     if known(card.sm):
         tiny = card.working_sm < at("tiny_sm") and card.sm < at("tiny_of_util") * card.util
-        confidence, missing = 0.92, ()
+        confidence, missing = 0.92, NOTHING
     else:
         mfu = _mfu(features)
         tiny = (
@@ -190,11 +199,18 @@ def host_sync(features: Features) -> Finding | Abstention:
     kind, card = "host_sync", features.card
     if card is None or not known(card.util):
         return Abstention(kind=kind, why="no GPU readings", missing=("the GPU",))
-    if not _mostly_computes(features) or card.working_util >= at("gaps_util"):
+    gaps = _computing(features) * (1 - card.working_util / 100)
+    if (
+        not _mostly_computes(features)
+        or card.working_util >= at("gaps_util")
+        or "data" in features.loop.unseen
+    ):
         return Abstention(kind=kind, why=f"utilisation {card.working_util:.0f}% while the loop computes")
+    if gaps < max(at("gaps_share"), 2 * card.util_error / 100):
+        return Abstention(kind=kind, why=f"the card idles {percent(gaps)} of the time between kernels")
     if isinstance(launch_bound(features), Finding):
         return Abstention(kind=kind, why="kernels are too small to begin with")
-    share = _computing(features) * (1 - card.working_util / 100)
+    share = gaps
     synced = features.loop.share["sync"]
     return priced(
         features, kind, share=share, confidence=0.9 if synced > 0.05 else 0.65,
@@ -209,12 +225,13 @@ def host_sync(features: Features) -> Finding | Abstention:
 
 
 def _mostly_computes(features: Features) -> bool:
-    return features.loop.steps > 0 and "compute" not in features.loop.unseen and _computing(features) >= 0.1
+    return features.loop.steps > 0 and _computing(features) >= 0.1
 
 
 def _computing(features: Features) -> float:
     share = features.loop.share
-    return share["compute"] + share["sync"] + share["collective"]
+    hidden = share["unattributed"] if "compute" in features.loop.unseen else 0.0
+    return share["compute"] + share["sync"] + share["collective"] + hidden
 
 
 def _bounded(share: float) -> float:

@@ -211,7 +211,7 @@ def until(recording: Recording, t: float) -> Recording:
 
 
 def since(recording: Recording, t: float) -> Recording:
-    """A recording whose oldest part was overwritten; it begins anew at 0, as the run folder's reader has it."""
+    """A recording whose oldest part was overwritten; its times begin at 0 again."""
     ranks = []
     for rank in recording.ranks:
         spans, steps = (_rows(table, table.start >= t) for table in (rank.spans, rank.steps))

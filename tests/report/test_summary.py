@@ -1,4 +1,4 @@
-"""One summary for every surface: it accounts for all time, names the late rank, and never invents a number."""
+"""One summary for every surface: it accounts for all time, names the late rank, invents no number."""
 
 from __future__ import annotations
 

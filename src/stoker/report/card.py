@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import TextIO
@@ -60,7 +61,7 @@ def card_text(summary: Summary, *, width: int = 100) -> str:
 def show_card(summary: Summary, file: TextIO) -> None:
     """The verdict card, coloured on a terminal, plain elsewhere."""
     if file.isatty():
-        print_card(summary, Console(file=file))
+        print_card(summary, Console(file=file, width=os.get_terminal_size(file.fileno()).columns))
     else:
         print(card_text(summary), end="", file=file, flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -142,4 +143,4 @@ def test_a_look_that_fails_leaves_the_last_one_in_place(summary: Summary) -> Non
 
 def wait_for_a_look(live: Live, summary: Summary) -> None:
     while live.summary is not summary:
-        pass
+        time.sleep(0.005)

@@ -1,4 +1,7 @@
-"""Writes docs/reference/cli.md from the commands' own help: `python docs/reference/make.py [--check]`."""
+"""Writes the pages of docs/reference that the code itself knows: `python docs/reference/make.py [--check]`.
+
+cli.md comes from the commands' own help, metrics.md from the table of metrics.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from pathlib import Path
 import click
 
 from stoker.cli import stoker
+from stoker.report.dashboard import ALERTS
+from stoker.report.metrics import METRICS
 
-PAGE = Path(__file__).parent / "cli.md"
+FOLDER = Path(__file__).parent
 
 
-def page() -> str:
+def commands_page() -> str:
     parts = ["# Commands\n\nGenerated from `--help` by `docs/reference/make.py`.\n"]
     for name, command, context in commands("stoker", stoker, None):
         parts.append(f"\n## {name}\n\n```\n{command.get_help(context)}\n```\n")
@@ -30,7 +35,27 @@ def commands(name: str, command: click.Command, parent: click.Context | None):
                 yield from commands(f"{name} {child}", found, context)
 
 
+def metrics_page() -> str:
+    parts = ["# Metrics\n\nGenerated from `stoker/report/metrics.py` by `docs/reference/make.py`.\n"]
+    parts.append("Every series also has the label `job`, the run's title.\n")
+    for row in dict.fromkeys(metric.row for metric in METRICS):
+        parts.append(f"\n## {row}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n")
+        for metric in METRICS:
+            if metric.row == row:
+                labels = " ".join(f"`{label}`" for label in metric.labels)
+                parts.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |\n")
+    parts.append("\n## Alerts\n\n| alert | severity | fires when, and for how long |\n|---|---|---|\n")
+    for alert in ALERTS:
+        expr = alert.expr.replace("|", "\\|")
+        parts.append(f"| `{alert.name}` | {alert.severity} | `{expr}` for {alert.hold} |\n")
+    return "".join(parts)
+
+
+PAGES = {"cli.md": commands_page, "metrics.md": metrics_page}
+
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        raise SystemExit(0 if PAGE.read_text("utf-8") == page() else f"{PAGE} is out of date: run {__file__}")
-    PAGE.write_text(page(), "utf-8")
+        old = [name for name, make in PAGES.items() if (FOLDER / name).read_text("utf-8") != make()]
+        raise SystemExit(f"out of date: {', '.join(old)}: run {__file__}" if old else 0)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), "utf-8")

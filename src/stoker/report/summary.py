@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -122,7 +122,6 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
     ranks = _ranks(recording, lines)
     steps = pace_of_job([rank.steps for rank in ranks])
     edges = _stretches(recording.wall_s, steps.median_s)
-    longest = max((rank.steps for rank in recording.ranks), key=lambda steps: len(steps.end), default=None)
     return Summary(
         title=recording.title,
         wall_s=recording.wall_s,
@@ -137,14 +136,7 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         steps=steps,
         mfu=_mfu(recording, steps),
         step_state_s=_step_states(recording, lines),
-        step_times=series_of(
-            "step",
-            unit="seconds",
-            # A step's length from its start to its end: a long one is a plateau.
-            t=np.stack([longest.start, longest.end], axis=1).ravel() if longest else np.empty(0),
-            values=np.repeat(longest.end - longest.start, 2) if longest else np.empty(0),
-            edges=bin_edges(recording.wall_s, STEP_POINTS),
-        ),
+        step_times=_step_times(recording),
         ranks=ranks,
         gpus=_gpus(recording),
         hosts=_hosts(recording),
@@ -229,6 +221,21 @@ def _step_states(recording: Recording, lines: Sequence[Timeline]) -> tuple[float
         if len(record.steps.end)
     ]
     return tuple(map(float, np.mean(parts, axis=0))) if parts else (0.0,) * len(STATES)
+
+
+def _step_times(recording: Recording) -> Series:
+    """How long steps took, of the rank with most: read where each ended and in all stretches it filled."""
+    edges = bin_edges(recording.wall_s, STEP_POINTS)
+    longest = max((rank.steps for rank in recording.ranks), key=lambda steps: len(steps.end), default=None)
+    if longest is None or not len(longest.end):
+        return series_of("step", unit="seconds", t=np.empty(0), values=np.empty(0), edges=edges)
+    middles = (edges[:-1] + edges[1:]) / 2
+    within = middles[(middles > longest.start[0]) & (middles < longest.end[-1])]
+    t = np.sort(np.concatenate([longest.end, within]))
+    step = np.minimum(np.searchsorted(longest.end, t), len(longest.end) - 1)
+    took = longest.end - longest.start
+    series = series_of("step", unit="seconds", t=t, values=took[step], edges=edges)
+    return replace(series, average=float(took.mean()))
 
 
 # --- devices, events, facts -----------------------------------------------------------------------

@@ -56,7 +56,9 @@ def size(value: float) -> str:
 
 
 def money(dollars: float) -> str:
-    """$0.03, $12.40, $1,240."""
+    """$0.03, $12.40, $1,240; what is there but small is not shown as nothing."""
+    if 0 < dollars < 0.005:
+        return "< $0.01"
     return f"${dollars:,.0f}" if dollars >= 1000 else f"${dollars:,.2f}"
 
 

@@ -71,8 +71,8 @@ def test_promtool_takes_the_rules_and_every_alert_fires_when_it_should(
 def test_values_arrive_and_alerts_fire_and_end(require_binary: Callable[[str], str], tmp_path: Path) -> None:
     run = Run()
     with Live(run.look, metrics=Address(port=0)) as live, prometheus(require_binary, tmp_path, live) as ask:
-        assert ask.until('stoker_gpu_power_limit_watts{node="node-1",gpu="0"}') == 700
-        assert ask.until('stoker_wall_seconds_total{rank="3",state="startup"}') == pytest.approx(6.0)
+        assert ask.until('stoker_gpu_power_limit_watts{node="node-1",gpu="1"}') == 700
+        assert ask.until('stoker_wall_seconds_total{rank="1",state="startup"}') == pytest.approx(6.0)
         assert ask.until("stoker_step_seconds_count{rank='0'} > 100") > 100
         assert ask.until('rate(stoker_wall_seconds_total{state="data",rank="0"}[3s]) > 0.1') > 0.1
         assert ask.labels("stoker_running") == {"job": run.title, "instance": ask.target}
@@ -96,7 +96,7 @@ class Run:
     def __init__(self) -> None:
         self.findings, self.ended = [STARVED], "running"
         self._began = time.time() - 40.0
-        whole = job(title=self.title, steps=600)
+        whole = job(title=self.title, ranks=2, steps=600, late=1)
         self._whole = replace(whole, facts={"started": self._began})
 
     def look(self) -> Summary:

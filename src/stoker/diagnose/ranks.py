@@ -26,6 +26,7 @@ class Together:
     step_s: float = math.nan
     collective: float = 0.0  # the least share of time any rank spent in collectives: the exchange itself
     joined: dict[int, int] = field(default_factory=dict)  # rank → collectives it joined until it hung
+    data: float = 0.0  # the least share of time any rank waited for data
     last_phase: dict[int, str] = field(default_factory=dict)  # rank → what it did longest after its last step
 
 
@@ -33,13 +34,14 @@ def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Toge
     """Compare the ranks."""
     last = {rank.rank: _last_phase(rank, line) for rank, line in zip(ranks, lines, strict=True)}
     joined = {rank.rank: _joined(rank) for rank in ranks if _joined(rank)}
+    waited = min((_share_of(line, "data") for line in lines), default=0.0)
     steps = min((len(rank.steps.end) for rank in ranks), default=0)
     if steps < 3:
-        return Together(ranks=len(ranks), last_phase=last, joined=joined)
+        return Together(ranks=len(ranks), last_phase=last, joined=joined, data=waited)
     least = min(_share_of(line, "collective") for line in lines)
     step_s = float(np.median([rank.steps.end - rank.steps.start for rank in ranks][0]))
     if len(ranks) < 2:
-        return Together(ranks=1, collective=least, step_s=step_s, last_phase=last, joined=joined)
+        return Together(ranks=1, collective=least, step_s=step_s, last_phase=last, joined=joined, data=waited)
     spent = {
         name: np.stack([_each(rank, line, name, steps) for rank, line in zip(ranks, lines, strict=True)])
         for name in _OWN
@@ -59,7 +61,7 @@ def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Toge
         step_s=step_s,
         collective=least,
         last_phase=last,
-        joined=joined,
+        joined=joined, data=waited,
     )
 
 

@@ -34,6 +34,7 @@ class Card:
     tensor: float
     fp32: float
     dram: float
+    memory_busy: float  # NVML's own, on cards without the counters above
     power: float  # of the limit
     working_util: float  # while the loop gave it work: means divided by the share of time that had some
     working_sm: float
@@ -98,6 +99,7 @@ def card(recording: Recording, *, idle: float, copying: float) -> Card | None:
         tensor=_over(known, "any_tensor_util"),
         fp32=_over(known, "fp32_util"),
         dram=_over(known, "dram_bw_util"),
+        memory_busy=_over(known, "mem_util"),
         power=_mean(
             [_steady(gpu.samples, "power_w") / gpu.power_limit_w for gpu in known if gpu.power_limit_w > 0]
         ),
@@ -297,7 +299,7 @@ def _while_waiting(values: Floats, waiting: Floats, *, spinning: bool) -> float:
     values, waiting = values[known], waiting[known]
     if not len(values) or waiting.mean() < 0.01:
         return math.nan
-    inside = waiting >= 0.8
+    inside = waiting >= 0.95
     if inside.sum() >= max(3, 0.05 * len(values)):
         return float(values[inside].mean())
     if np.std(waiting) >= 0.1:

@@ -9,6 +9,7 @@ from stoker.diagnose.features import Features, features
 from stoker.diagnose.sharing import communication_bound, straggler
 from stoker.diagnose.starving import data_starvation
 from stoker.diagnose.stopping import checkpoint_stall, collective_hang, host_hang, shm_pressure
+from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, known, percent
 from stoker.diagnose.working import h2d_copy, host_sync, launch_bound, memory_pressure, precision, throttling
 from stoker.findings import Finding, worst_first
@@ -69,7 +70,7 @@ def judge(seen: Features) -> Verdict:
     answers = [rule(seen) for rule in RULES]
     found = [answer for answer in answers if isinstance(answer, Finding)]
     abstained = [answer for answer in answers if isinstance(answer, Abstention)]
-    explained = {kind for finding in found for kind in EXPLAINS.get(finding.kind, ())}
+    explained = {kind for finding in found for kind in _explains(finding, seen)}
     kept = _fatal_first(worst_first([finding for finding in found if finding.kind not in explained]), seen)
     if not kept:
         answer = healthy(seen, abstained)
@@ -78,6 +79,12 @@ def judge(seen: Features) -> Verdict:
         else:
             abstained.append(answer)
     return Verdict(findings=tuple(kept), abstained=tuple(abstained))
+
+
+def _explains(finding: Finding, seen: Features) -> tuple[str, ...]:
+    """One rank that waits for data is a straggler; data_starvation is when all do."""
+    alone = finding.kind == "straggler" and finding.cause == "data" and seen.ranks.data < at("data_share")
+    return (*EXPLAINS.get(finding.kind, ()), *(("data_starvation",) if alone else ()))
 
 
 def _fatal_first(findings: list[Finding], seen: Features) -> list[Finding]:

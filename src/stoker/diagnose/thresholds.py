@@ -48,7 +48,9 @@ THRESHOLDS = {
     # --- working
     "tensor_of_sm": Threshold(0.1, "tensor over SM activity: bf16 0.37, fp32 0.03"),
     "fp32_of_sm": Threshold(0.3, "fp32 pipe over SM activity: fp32 matrices 0.67, bf16 training 0.05"),
-    "fp32_mfu": Threshold(0.12, "of the bf16 peak: fp32 reaches at most 0.07 of it on these cards"),
+    "fp32_low": Threshold(0.3, "of the fp32 peak, where units were not read: less is a model of many small parts"),
+    "fp32_high": Threshold(0.85, "of the fp32 peak: plain fp32 training reached 0.73; more must be tensor cores"),
+    "memory_busy": Threshold(35, "percent, NVML's: fp32 matrices 12, bf16 training 50, memory-bound models more"),
     "hot": Threshold(0.7, "of the power limit: the card works hard, whatever it works on"),
     "tiny_of_util": Threshold(0.35, "SM activity over utilisation: tiny kernels 0.03, others 0.7-0.9"),
     "tiny_sm": Threshold(30, "SM activity while the loop computes: a launch-bound loop leaves most units empty"),

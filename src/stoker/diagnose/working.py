@@ -119,13 +119,8 @@ def precision(features: Features) -> Finding | Abstention:
             )
         return _precision(features, card, 0.95, ())
     mfu = _mfu(features)
-    if (
-        below(mfu, at("fp32_mfu"))
-        and above(card.working_util, 95)
-        and above(card.power, at("hot"))
-        and mfu > 0.01
-    ):
-        return _precision(features, card, 0.65, ("activity of fp32 units and tensor cores (GPM or DCGM)",))
+    if _as_quick_as_fp32(features, card) and above(card.working_util, 95) and above(card.power, at("hot")):
+        return _precision(features, card, 0.6, ("activity of fp32 units and tensor cores (GPM or DCGM)",))
     missing = () if known(mfu) else ("activity of the tensor cores, or FLOPs",)
     return Abstention(kind=kind, why="nothing says that fp32 units do the work", missing=missing)
 
@@ -133,6 +128,14 @@ def precision(features: Features) -> Finding | Abstention:
 def _mfu(features: Features) -> float:
     peaks = features.card.peaks if features.card else None
     return features.loop.tflops / peaks.bf16 if peaks else math.nan
+
+
+def _as_quick_as_fp32(features: Features, card: Card) -> bool:
+    """Without counters: as many FLOPs as fp32 units reach, and not because memory holds them up."""
+    if card.peaks is None or above(card.memory_busy, at("memory_busy")):
+        return False
+    of_fp32 = features.loop.tflops / card.peaks.fp32
+    return at("fp32_low") <= of_fp32 <= at("fp32_high")
 
 
 def _precision(features: Features, card: Card, confidence: float, missing: tuple[str, ...]) -> Finding:

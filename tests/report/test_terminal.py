@@ -132,10 +132,10 @@ def test_a_log_gets_a_line_when_the_finding_changes_and_every_minute(recording: 
     file = StringIO()
     lines = panel_for(file)
     assert isinstance(lines, Lines)
-    for t, findings in ((5.0, []), (6.0, []), (7.0, [HEALTHY]), (8.0, [HEALTHY]), (69.0, [HEALTHY])):
+    for t, findings in ((1, [HEALTHY]), (16, []), (17, []), (18, [HEALTHY]), (19, [HEALTHY]), (69, [])):
         lines.show(summarise(until(recording, t), findings))
     said = file.getvalue().splitlines()
-    assert [line.split(" · ")[0] for line in said] == ["stoker: 5 s", "stoker: 7 s", "stoker: 1 min 09 s"]
+    assert [line.split(" · ")[0] for line in said] == ["stoker: 16 s", "stoker: 18 s", "stoker: 1 min 09 s"]
     assert "\x1b" not in file.getvalue()
 
 

@@ -15,7 +15,7 @@ from stoker.recording import Recording
 from stoker.report.html import live_page
 from stoker.report.metrics import CONTENT_TYPE, expose
 from stoker.report.page.sections import sections
-from stoker.report.serve import Address, Answer, Server, token_for
+from stoker.report.serve import Address, Answer, Server, start, token_for
 from stoker.report.summary import Summary, summarise
 from stoker.report.totals import Totals
 
@@ -46,8 +46,9 @@ class Live:
         surface: Surface | None = None,
         page: Address | None = None,
         metrics: Address | None = None,
+        every_s: float = EVERY_S,
     ) -> None:
-        self._look, self._surface = look, surface
+        self._look, self._surface, self._every_s = look, surface, every_s
         self._totals = Totals()
         self._lock = threading.Lock()  # requests come in threads of their own; totals are added to meanwhile
         self._stop = threading.Event()
@@ -59,7 +60,7 @@ class Live:
         self.metrics_url = self._serve(metrics).url_of("/metrics") if metrics else ""
         if surface is not None:
             self._open.callback(surface.close)
-        self._thread.start()
+        start(self._thread)
 
     @property
     def summary(self) -> Summary:
@@ -89,7 +90,7 @@ class Live:
         while not self._stop.wait(wait_s):
             began = time.monotonic()
             self._once()
-            wait_s = max(EVERY_S, (time.monotonic() - began) / LOOKING_SHARE)
+            wait_s = max(self._every_s, (time.monotonic() - began) / LOOKING_SHARE)
 
     def _once(self) -> None:
         try:

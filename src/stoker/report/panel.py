@@ -26,6 +26,7 @@ HEIGHT = 5
 LEAST_ROWS = 15  # a smaller terminal is left to the program
 RECENT_S = 60.0  # the panel shows the last minute: what is going on, not what went on
 LINE_EVERY_S = 60.0
+LINES_FROM_S = 15.0  # what is found in the first seconds, while a run starts up, is found otherwise soon
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 
@@ -85,7 +86,8 @@ class Lines:
     def show(self, summary: Summary) -> None:
         now = summary.dropped_s + summary.wall_s
         kind = summary.verdict.kind if summary.verdict else ""
-        if summary.running and (kind != self._said or now - self._said_at >= LINE_EVERY_S):
+        due = kind != self._said or now - self._said_at >= LINE_EVERY_S
+        if summary.running and now >= LINES_FROM_S and due:
             self._said_at, self._said = now, kind
             print(
                 f"stoker: {seconds(now)} · {pace_of(summary)} · {_finding(summary)}",
@@ -161,5 +163,4 @@ def _finding(summary: Summary) -> str:
     finding = summary.verdict
     if finding is None:
         return "nothing to say yet"
-    cost = "" if finding.kind == "healthy" else f" ({percent(finding.share)} of the time)"
-    return f"{kind_of(finding)}: {finding.summary}{cost}"
+    return f"{kind_of(finding)}: {finding.summary}"

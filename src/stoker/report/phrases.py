@@ -38,7 +38,7 @@ def pace_of(summary: Summary) -> str:
     rate = amount(pace.tokens_per_s, "tokens/s")
     return " · ".join(
         [
-            f"{pace.count:,} steps",
+            f"{pace.count:,} step{'' if pace.count == 1 else 's'}",
             f"{seconds(pace.median_s)} a step",
             *([rate] if not rate.startswith("–") else []),
         ]

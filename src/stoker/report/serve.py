@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -68,6 +69,15 @@ def token_for(address: Address, environ: Mapping[str, str] = os.environ) -> str:
     return "" if address.local else environ.get("STOKER_TOKEN") or secrets.token_urlsafe(24)
 
 
+def start(thread: threading.Thread) -> None:
+    """Start a thread that gets no signals: they are for whoever started the observed program."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Server:
     """Answers GET requests while it is open, each in a thread of its own."""
 
@@ -79,7 +89,7 @@ class Server:
         self._token = token
         self._server = _listen(address, routes, token)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="stoker-page")
-        self._thread.start()
+        start(self._thread)
 
     def url_of(self, path: str) -> str:
         """What to open in a browser."""

@@ -1,0 +1,73 @@
+"""What `stoker watch` shows: the run on the surfaces asked for, the verdict at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stoker.recording import Recording
+    from stoker.report.summary import Summary
+
+PAGE_PORT, METRICS_PORT = "8750", "9750"
+LOG_EVERY_S = 10.0  # how often a run is looked at for a log alone: often enough to name a hang while it lasts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """How a run is shown; addresses are as written on the command line."""
+
+    page: str | None = None
+    metrics: str | None = None
+    price: float | None = None  # dollars for an hour of one GPU
+
+
+@contextmanager
+def shown(folder: Path, showing: Showing) -> Iterator[None]:
+    """Show the run in `folder` on stderr, and where else it was asked for, while the block lasts."""
+    from stoker.report.live import EVERY_S, Live
+    from stoker.report.panel import panel_for
+    from stoker.report.serve import Address
+
+    page, metrics = (Address.parse(text) if text else None for text in (showing.page, showing.metrics))
+    somebody_looks = page or metrics or sys.stderr.isatty()
+    with Live(
+        lambda: look(folder, showing),
+        surface=panel_for(sys.stderr),
+        page=page,
+        metrics=metrics,
+        every_s=EVERY_S if somebody_looks else LOG_EVERY_S,
+    ) as live:
+        for what, url in (("page", live.page_url), ("metrics", live.metrics_url)):
+            if url:
+                click.echo(f"stoker: {what} at {url}", err=True)
+        yield
+
+
+def verdict(folder: Path, showing: Showing) -> None:
+    """Say what the run shows, on stderr because stdout is the program's; leave its report in the folder."""
+    from stoker.report.card import show_card
+    from stoker.report.html import write_report
+
+    summary = look(folder, showing)
+    report = folder / "report.html"
+    write_report(summary, report)
+    click.echo("", err=True)
+    show_card(summary, sys.stderr)
+    click.echo(f"\nrun     {folder}\nreport  {report}", err=True)
+
+
+def look(folder: Path, showing: Showing) -> Summary:
+    """The run as it is now."""
+    from stoker.diagnose.rules import diagnose
+    from stoker.report.summary import summarise
+    from stoker.runs import read
+
+    recording: Recording = read(folder)
+    return summarise(recording, diagnose(recording).findings, price=showing.price)

@@ -36,7 +36,7 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["stage", "run", "--help"]),
         (HELP, ["metrics", "--help"]),
     ],
-    ids=["import", "help", "version", "verb-help", "run-help", "stage-help", "stage-run-help", "metrics-help"],
+    ids=["import", "help", "version", "verb-help", "run-help", "stage-help", "stage-run-help", "metrics"],
 )
 def test_no_heavy_package_is_loaded(
     program: str, arguments: list[str], stoker_environ: Callable[..., dict[str, str]]

@@ -35,7 +35,7 @@ from stoker.errors import UsageError
     metavar="[PORT]",
     is_flag=False,
     flag_value=PAGE_PORT,
-    help=f"Serve the live page on the loopback, or on ADDRESS:PORT with a token.  [default port: {PAGE_PORT}]",
+    help=f"Serve the live page: to this machine, or on ADDRESS:PORT by token.  [default port: {PAGE_PORT}]",
 )
 @click.option(
     "--metrics",

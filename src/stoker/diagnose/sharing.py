@@ -24,7 +24,7 @@ def straggler(features: Features) -> Finding | Abstention:
         share=min(late, 1.0) * (ranks.ranks - 1) / ranks.ranks,
         speedup=1 / (1 - min(late, 0.99)),
         confidence=round(min(0.6 + 0.4 * ranks.late_often, 0.97), 2),
-        summary=f"rank {ranks.late_rank} is late ({ranks.late_phase}): others wait {percent(late)} of each step",
+        summary=f"rank {ranks.late_rank} is late ({ranks.late_phase}): {percent(late)} of each step is lost",
         evidence=(
             f"rank {ranks.late_rank} works {1000 * ranks.late_s:.0f} ms longer than the others' median, "
             f"last in {percent(ranks.late_often)} of the steps",

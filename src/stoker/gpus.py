@@ -1,4 +1,4 @@
-"""The one table of what GPUs can do at best: dense peaks, memory, power, clock and bus, from the makers' sheets."""
+"""The one table of what GPUs can do at best: peaks, memory, power, clock, bus; from the makers' sheets."""
 
 from __future__ import annotations
 

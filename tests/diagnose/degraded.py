@@ -13,9 +13,17 @@ Lines = list[dict[str, Any]]
 FOLDER = Path(__file__).parents[2].parent / "shared" / "traces"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 _COUNTERS = (
-    "graphics_util", "sm_util", "sm_occupancy", "integer_util", "any_tensor_util", "dram_bw_util", "fp32_util",
-    "fp16_util", "pcie_tx_mib", "pcie_rx_mib",
-)  # fmt: skip
+    "graphics_util",
+    "sm_util",
+    "sm_occupancy",
+    "integer_util",
+    "any_tensor_util",
+    "dram_bw_util",
+    "fp32_util",
+    "fp16_util",
+    "pcie_tx_mib",
+    "pcie_rx_mib",
+)
 
 
 def read_lines(name: str) -> Lines:
@@ -70,7 +78,11 @@ def without_facts(lines: Lines) -> Lines:
 def with_nulls(lines: Lines) -> Lines:
     draw = random.Random(1)
     keep = {"kind", "t", "step", "total", "format"}
-    return [{k: None if k not in keep and draw.random() < 0.15 else v for k, v in one.items()} for one in lines]
+
+    def holes(line: dict[str, Any]) -> dict[str, Any]:
+        return {k: None if k not in keep and draw.random() < 0.15 else v for k, v in line.items()}
+
+    return [holes(line) for line in lines]
 
 
 def once_a_second(lines: Lines) -> Lines:
@@ -100,7 +112,8 @@ def second_half(lines: Lines) -> Lines:
 def on_an_a100(lines: Lines) -> Lines:
     header = {**lines[0], "gpu": "NVIDIA A100-SXM4-80GB", "power_limit_w": 400.0}
     slower = {"power_w": 4 / 7, "sm_mhz": 1410 / 1980}
-    return [header, *({k: v * slower.get(k, 1) if k in slower else v for k, v in one.items()} for one in lines[1:])]
+    scaled = [{k: v * slower[k] if k in slower else v for k, v in one.items()} for one in lines[1:]]
+    return [header, *scaled]
 
 
 def on_eight_cores(lines: Lines) -> Lines:
@@ -113,7 +126,20 @@ def _fields(lines: Lines, kind: str, keep: Callable[[str], bool]) -> Lines:
 
 
 SPOILED: tuple[Callable[[Lines], Lines], ...] = (
-    without_gpm, utilisation_and_power_only, without_gpu, without_host, without_steps, step_lengths_only,
-    step_ends_only, steps_alone, without_header, without_facts, with_nulls, once_a_second, first_half, second_half,
-    on_an_a100, on_eight_cores,
-)  # fmt: skip
+    without_gpm,
+    utilisation_and_power_only,
+    without_gpu,
+    without_host,
+    without_steps,
+    step_lengths_only,
+    step_ends_only,
+    steps_alone,
+    without_header,
+    without_facts,
+    with_nulls,
+    once_a_second,
+    first_half,
+    second_half,
+    on_an_a100,
+    on_eight_cores,
+)

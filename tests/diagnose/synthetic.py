@@ -1,8 +1,8 @@
-"""Recordings of runs that never were: a loop, a card and a host simulated second by second, with faults put in.
+"""Recordings of runs that never were: a loop, a card and a host simulated, with faults put in.
 
 A run is a row of pieces (computing, waiting for data, copying, saving, spinning, …). What a card and a host
 show during each kind of piece comes from the recordings of the real H200, spread out at random over other
-machines, rates and strengths; the sampler's lag and noise are simulated too. The same seed makes the same run.
+machines, rates and strengths; the sampler's lag and noise are simulated. The same seed makes the same run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+Line = dict[str, Any]
+Piece = tuple[str, float, float]  # what, from, to
 
 # name, power limit, memory, boost clock, pinned copies GB/s, has GPM counters
 CARDS = (
@@ -71,8 +74,15 @@ class Run:
 
 FED = Shows(util=98, sm=89, tensor=34, fp32=4.3, dram=39, power=0.97, cores=1.0, rx=0.05, reasons=4)
 IDLE = Shows()
+COUNTERS = {"sm": "sm_util", "tensor": "any_tensor_util", "fp32": "fp32_util", "dram": "dram_bw_util"}
 # Which part of a step a piece is booked as.
-PART = {"data": "data_wait", "h2d": "h2d", "compute": "compute", "collective": "collective"}
+PART = {
+    "data": "data_wait",
+    "h2d": "h2d",
+    "compute": "compute",
+    "slow": "compute",
+    "collective": "collective",
+}
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -92,10 +102,10 @@ def healthy(rng: np.random.Generator) -> Run:
         run.fb_used = lambda t: np.full(len(t), 0.96)
     elif which == 5:  # saving in the background, and cheaply
         run.shows["save"] = replace(IDLE, write=3e8)
-        run.pieces = lambda step, compute: [("compute", compute), *([("save", compute)] if step % 60 == 0 else [])]
+        run.pieces = lambda step, compute: [("compute", compute), *_every(step, 60, "save", compute)]
     elif which == 6:  # evaluation on the GPU in the middle
         run.shows["evaluate"] = run.shows["compute"]
-        run.pieces = lambda step, compute: [("compute", compute), *([("evaluate", 3.0)] if step == 70 else [])]
+        run.pieces = lambda step, compute: [("compute", compute), *_every(step, 70, "evaluate", 3.0)]
     elif which == 7:  # a slow first step: compilation
         run.shows["compile"] = replace(IDLE, cores=3.0)
         run.pieces = lambda step, compute: [*([("compile", 4.0)] if step == 1 else []), ("compute", compute)]
@@ -113,7 +123,8 @@ def healthy(rng: np.random.Generator) -> Run:
 
 
 def starved(rng: np.random.Generator) -> Run:
-    cause = str(rng.choice(["cpu", "storage", "quota", "too_few_workers", "contention", "unknown", "startup"]))
+    causes = ["cpu", "storage", "quota", "too_few_workers", "contention", "unknown", "startup"]
+    cause = str(rng.choice(causes))
     strength = rng.uniform(0.15, 4.0)
     waits = {
         "cpu": Shows(cores=rng.uniform(0.9, 1.1)),
@@ -126,7 +137,10 @@ def starved(rng: np.random.Generator) -> Run:
     }
     run = Run(label="data_starvation", cause=None if cause == "unknown" else cause)
     run.shows = {"compute": _spread(rng, FED), "data": waits[cause]}
-    run.pieces = lambda step, compute: [("data", strength * compute * rng.uniform(0.8, 1.2)), ("compute", compute)]
+    run.pieces = lambda step, compute: [
+        ("data", strength * compute * rng.uniform(0.8, 1.2)),
+        ("compute", compute),
+    ]
     if cause == "quota":
         run.header["quota_cores"] = 4.0
     if cause == "too_few_workers":
@@ -135,9 +149,9 @@ def starved(rng: np.random.Generator) -> Run:
         run.header["num_workers"] = 4
         run.shows["compute"] = replace(run.shows["compute"], cores=15.5)
     if cause == "startup":
-        run.pieces = lambda step, compute: [*([("data", 1.5)] if step % 40 == 1 else []), ("compute", compute)]
+        run.pieces = lambda step, compute: [*_every(step - 1, 40, "data", 1.5), ("compute", compute)]
     if cause == "unknown" and rng.random() < 0.5:  # every so often a late batch
-        run.pieces = lambda step, compute: [*([("data", 2.0)] if step % 25 == 0 else []), ("compute", compute)]
+        run.pieces = lambda step, compute: [*_every(step, 25, "data", 2.0), ("compute", compute)]
     return run
 
 
@@ -154,7 +168,8 @@ def red_herring(rng: np.random.Generator) -> Run:
 
 def copying(rng: np.random.Generator) -> Run:
     pinned = bool(rng.random() < 0.5)
-    run = Run(label="h2d_copy", cause="not overlapped" if pinned else "pageable", compute_s=rng.uniform(0.015, 0.1))
+    cause = "not overlapped" if pinned else "pageable"
+    run = Run(label="h2d_copy", cause=cause, compute_s=rng.uniform(0.015, 0.1))
     share = rng.uniform(0.2, 1.0) if pinned else rng.uniform(0.3, 5.0)
     busy = Shows(util=98 if pinned else 16, power=0.25, cores=1.0, rx=1.0, dram=3)
     run.shows = {"compute": replace(FED, tensor=13, power=0.6, reasons=0), "h2d": busy}
@@ -191,12 +206,13 @@ def saving(rng: np.random.Generator) -> Run:
     every, seconds = int(rng.integers(15, 45)), rng.uniform(0.8, 4.0)
     write = 0.0 if rng.random() < 0.3 else rng.uniform(2e8, 2e9)
     run.shows = {"compute": _spread(rng, FED), "save": Shows(util=3, write=write, cores=0.9, iowait=0.2)}
-    run.pieces = lambda step, compute: [("compute", compute), *([("save", seconds)] if step % every == 0 else [])]
+    run.pieces = lambda step, compute: [("compute", compute), *_every(step, every, "save", seconds)]
     return run
 
 
 def full_shm(rng: np.random.Generator) -> Run:
-    run = Run(label="shm_pressure", shows={"compute": _spread(rng, FED), "stop": IDLE}, header={"num_workers": 8})
+    run = Run(label="shm_pressure", header={"num_workers": 8})
+    run.shows = {"compute": _spread(rng, FED), "stop": IDLE}
     if rng.random() < 0.5:
         level = rng.uniform(0.9, 0.99)
         run.shm = lambda t: np.full(len(t), level)
@@ -214,13 +230,13 @@ def throttled(rng: np.random.Generator) -> Run:
     slow = replace(FED, reasons=bit | 4, clock=rng.uniform(0.4, 0.85), power=rng.uniform(0.5, 0.9))
     run = Run(label="throttling", shows={"compute": FED, "slow": slow})
     share = rng.uniform(0.3, 1.0)
-    PART["slow"] = "compute"
     run.pieces = lambda step, compute: [("slow" if (step % 20) / 20 < share else "compute", compute)]
     return run
 
 
 def in_fp32(rng: np.random.Generator) -> Run:
-    shows = replace(FED, util=99.6, sm=95, tensor=rng.uniform(0, 4), fp32=rng.uniform(40, 70), dram=9, power=0.9, reasons=0)
+    units = {"tensor": rng.uniform(0, 4), "fp32": rng.uniform(40, 70)}
+    shows = replace(FED, util=99.6, sm=95, dram=9, power=0.9, reasons=0, **units)
     return Run(label="precision", compute_s=0.22, steps=60, flops=0.049, shows={"compute": shows})
 
 
@@ -232,7 +248,8 @@ def launching(rng: np.random.Generator) -> Run:
 
 def syncing(rng: np.random.Generator) -> Run:
     util = rng.uniform(30, 72)
-    shows = replace(FED, util=util, sm=0.85 * util, tensor=0.3 * util, power=0.18 + 0.7 * util / 100, reasons=0)
+    power = 0.18 + 0.7 * util / 100
+    shows = replace(FED, util=util, sm=0.85 * util, tensor=0.3 * util, power=power, reasons=0)
     return Run(label="host_sync", flops=0.3 * util / 100, shows={"compute": shows})
 
 
@@ -248,7 +265,8 @@ def full_card(rng: np.random.Generator) -> Run:
 
 def late_rank(rng: np.random.Generator) -> Run:
     ranks = int(rng.integers(2, 9))
-    run = Run(label="straggler", ranks=ranks, steps=80, shows={"compute": FED, "collective": replace(FED, sm=5, power=0.4), "data": IDLE})
+    run = Run(label="straggler", ranks=ranks, steps=80)
+    run.shows = {"compute": FED, "collective": replace(FED, sm=5, power=0.4), "data": IDLE}
     phase = str(rng.choice(["data", "compute"]))
     run.slow_rank = (int(rng.integers(0, ranks)), phase, rng.uniform(0.15, 1.0))
     run.cause = phase
@@ -271,23 +289,41 @@ def two_at_once(rng: np.random.Generator) -> Run:
     run.pieces = lambda step, compute: [
         ("data", wait * compute),
         ("compute", compute),
-        *([("save", seconds)] if step % every == 0 else []),
+        *_every(step, every, "save", seconds),
     ]
     return run
 
 
 FAULTS = (
-    starved, red_herring, copying, spinning, stopping, saving, full_shm, throttled, in_fp32, launching, syncing,
-    full_card, late_rank, exchanging, two_at_once,
-)  # fmt: skip
+    starved,
+    red_herring,
+    copying,
+    spinning,
+    stopping,
+    saving,
+    full_shm,
+    throttled,
+    in_fp32,
+    launching,
+    syncing,
+    full_card,
+    late_rank,
+    exchanging,
+    two_at_once,
+)
 
 
 def _spread(rng: np.random.Generator, shows: Shows) -> Shows:
     strength = rng.uniform(0.75, 1.0)
     power = shows.power * rng.uniform(0.8, 1.0)
+    reasons = 4 if power > 0.9 else 0
     return replace(
-        shows, sm=shows.sm * strength, tensor=shows.tensor * strength, power=power, reasons=4 if power > 0.9 else 0
+        shows, sm=shows.sm * strength, tensor=shows.tensor * strength, power=power, reasons=reasons
     )
+
+
+def _every(step: int, steps: int, what: str, seconds: float) -> list[tuple[str, float]]:
+    return [(what, seconds)] if step % steps == 0 else []
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -299,16 +335,24 @@ def record(run: Run, rng: np.random.Generator, path: Path) -> Path:
     hz = float(rng.choice([1.0, 5.0, 10.0]))
     needs_counters = run.label in ("precision", "launch_bound", "host_sync", "memory_pressure")
     header = {
-        "kind": "header", "format": "stoker-flat-trace/1", "gpu": name, "power_limit_w": limit, "mem_total": memory,
-        "cpus": 16, "scenario": "?", "label": ["?"], **run.header,
-    }  # fmt: skip
+        "kind": "header",
+        "format": "stoker-flat-trace/1",
+        "gpu": name,
+        "power_limit_w": limit,
+        "mem_total": memory,
+        "cpus": 16,
+        "scenario": "?",
+        "label": ["?"],
+        **run.header,
+    }
     lines: list[dict[str, Any]] = []
     wall = 0.0
     for rank in range(run.ranks):
         steps, pieces = _loop(run, rng, rank, _peak(name), bus)
         wall = max(wall, pieces[-1][2])
         lines += [{**step, **({"rank": rank} if run.ranks > 1 else {})} for step in steps]
-        lines += _card_lines(run, rng, pieces, hz=hz, rank=rank, of=(limit, memory, boost, bus), counters=counters or needs_counters)
+        of = (limit, memory, boost, bus)
+        lines += _card_lines(run, rng, pieces, hz=hz, rank=rank, of=of, counters=counters or needs_counters)
         if rank == 0:
             lines += _host_lines(run, rng, pieces, hz=hz, cpus=int(header["cpus"]))
     lines.sort(key=lambda line: line["t"])
@@ -323,7 +367,9 @@ def _peak(name: str) -> float:
     return peaks.bf16 * 1e12 if peaks else 1e14
 
 
-def _loop(run: Run, rng: np.random.Generator, rank: int, peak: float, bus: float) -> tuple[list[dict[str, Any]], list[tuple[str, float, float]]]:
+def _loop(
+    run: Run, rng: np.random.Generator, rank: int, peak: float, bus: float
+) -> tuple[list[Line], list[Piece]]:
     t, steps, pieces = 0.0, [], []
     for number in range(1, run.steps + 1):
         compute = max(run.compute_s * (1 + run.jitter * rng.standard_normal()), 0.2 * run.compute_s)
@@ -334,7 +380,8 @@ def _loop(run: Run, rng: np.random.Generator, rank: int, peak: float, bus: float
             part = PART.get(what, "other")
             parts[part] = parts.get(part, 0.0) + seconds
             t += seconds
-        step = {"kind": "step", "t": round(t, 4), "step": number, "total": round(t - begin, 6), **{k: round(v, 6) for k, v in parts.items()}}
+        step = {"kind": "step", "t": round(t, 4), "step": number, "total": round(t - begin, 6)}
+        step |= {part: round(seconds, 6) for part, seconds in parts.items()}
         if run.flops:
             step["flops"] = run.flops * peak * compute
         if run.bytes:
@@ -345,7 +392,9 @@ def _loop(run: Run, rng: np.random.Generator, rank: int, peak: float, bus: float
     return steps, pieces
 
 
-def _with_others(run: Run, rank: int, pieces: list[tuple[str, float]], compute: float) -> list[tuple[str, float]]:
+def _with_others(
+    run: Run, rank: int, pieces: list[tuple[str, float]], compute: float
+) -> list[tuple[str, float]]:
     """All ranks end a step together: those that are done wait in the collective."""
     if run.slow_rank is None:
         return pieces
@@ -353,10 +402,20 @@ def _with_others(run: Run, rank: int, pieces: list[tuple[str, float]], compute: 
     longer = extra * compute
     if rank != late:
         return [*pieces, ("collective", longer + 0.02 * compute)]
-    return [*([(phase, longer)] if phase == "data" else []), *pieces, *([(phase, longer)] if phase != "data" else []), ("collective", 0.02 * compute)]
+    own = [(phase, longer), *pieces] if phase == "data" else [*pieces, (phase, longer)]
+    return [*own, ("collective", 0.02 * compute)]
 
 
-def _card_lines(run, rng, pieces, *, hz, rank, of, counters):  # noqa: ANN001, ANN202
+def _card_lines(
+    run: Run,
+    rng: np.random.Generator,
+    pieces: list[Piece],
+    *,
+    hz: float,
+    rank: int,
+    of: tuple[float, int, float, float],
+    counters: bool,
+) -> list[Line]:
     limit, memory, boost, bus = of
     t = np.arange(1 / hz, pieces[-1][2] + 0.5 / hz, 1 / hz)
     now, lagging = _shares(pieces, t, 1 / hz), _shares(pieces, t, max(1 / hz, 0.3))
@@ -367,13 +426,20 @@ def _card_lines(run, rng, pieces, *, hz, rank, of, counters):  # noqa: ANN001, A
     for i in range(len(t)):
         shows = run.shows[busiest[i]]
         line = {
-            "kind": "gpu", "t": round(float(t[i]), 4), "util": _noisy(rng, util[i], 1, 100), "mem_util": min(1.27 * shows.dram, 100),
-            "power_w": _noisy(rng, power[i] * limit, 0.01 * limit, 1.02 * limit), "temp_c": 50 + 30 * power[i],
-            "sm_mhz": _noisy(rng, shows.clock * boost, 5, boost), "event_reasons": shows.reasons, "fb_used": float(fb[i]),
-        }  # fmt: skip
+            "kind": "gpu",
+            "t": round(float(t[i]), 4),
+            "util": _noisy(rng, util[i], 1, 100),
+            "mem_util": min(1.27 * shows.dram, 100),
+            "power_w": _noisy(rng, power[i] * limit, 0.01 * limit, 1.02 * limit),
+            "temp_c": 50 + 30 * power[i],
+            "sm_mhz": _noisy(rng, shows.clock * boost, 5, boost),
+            "event_reasons": shows.reasons,
+            "fb_used": float(fb[i]),
+        }
         if counters:
-            for field_, column in (("sm", "sm_util"), ("tensor", "any_tensor_util"), ("fp32", "fp32_util"), ("dram", "dram_bw_util")):
-                line[column] = _noisy(rng, sum(now[what][i] * getattr(run.shows[what], field_) for what in now), 0.3, 100)
+            for name, column in COUNTERS.items():
+                mean = sum(now[what][i] * getattr(run.shows[what], name) for what in now)
+                line[column] = _noisy(rng, mean, 0.3, 100)
         copied = run.bytes * bus * 1e9 * run.steps / pieces[-1][2] / 2**20
         line["pcie_rx_mib"] = copied if run.bytes else 50.0
         if run.ranks > 1:
@@ -382,7 +448,9 @@ def _card_lines(run, rng, pieces, *, hz, rank, of, counters):  # noqa: ANN001, A
     return lines
 
 
-def _host_lines(run, rng, pieces, *, hz, cpus):  # noqa: ANN001, ANN202
+def _host_lines(
+    run: Run, rng: np.random.Generator, pieces: list[Piece], *, hz: float, cpus: int
+) -> list[Line]:
     t = np.arange(1 / hz, pieces[-1][2] + 0.5 / hz, 1 / hz)
     now = _shares(pieces, t, 1 / hz)
     cores, iowait, read, write = (_mix(run, now, name) for name in ("cores", "iowait", "read", "write"))
@@ -392,15 +460,23 @@ def _host_lines(run, rng, pieces, *, hz, cpus):  # noqa: ANN001, ANN202
         busy = min(max(cores[i] + run.background_cores + 0.03 * rng.standard_normal(), 0.0), cpus)
         each = [max(min(100.0 * (busy - core), 100.0), 0.0) for core in range(cpus)]
         rng.shuffle(each)
-        lines.append({
-            "kind": "host", "t": round(float(t[i]), 4), "cpu": [round(one, 1) for one in each],
-            "iowait": 100 * iowait[i] / cpus, "disk_read": read[i] / hz, "disk_write": write[i] / hz,
-            "shm_used": float(shm[i] * total), "shm_total": total, "mem_avail": 10**11,
-        })  # fmt: skip
+        lines.append(
+            {
+                "kind": "host",
+                "t": round(float(t[i]), 4),
+                "cpu": [round(one, 1) for one in each],
+                "iowait": 100 * iowait[i] / cpus,
+                "disk_read": read[i] / hz,
+                "disk_write": write[i] / hz,
+                "shm_used": float(shm[i] * total),
+                "shm_total": total,
+                "mem_avail": 10**11,
+            }
+        )
     return lines
 
 
-def _shares(pieces: list[tuple[str, float, float]], t: np.ndarray, window: float) -> dict[str, np.ndarray]:
+def _shares(pieces: list[Piece], t: np.ndarray, window: float) -> dict[str, np.ndarray]:
     """Of the window before each moment: how much of it was what."""
     edges = np.array([pieces[0][1], *(end for _, _, end in pieces)])
     names = np.array([what for what, _, _ in pieces])

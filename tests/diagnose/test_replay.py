@@ -25,7 +25,8 @@ def write(path: Path, *lines: dict[str, Any], tail: str = "") -> Path:
 
 
 def test_the_parts_of_a_step_become_spans_and_the_rest_is_unattributed(tmp_path: Path) -> None:
-    run = replay(write(tmp_path / "a.jsonl", HEADER, {**STEP, "t": 1.0, "step": 1}, {**STEP, "t": 2.0, "step": 2}))
+    steps = [{**STEP, "t": float(number), "step": number} for number in (1, 2)]
+    run = replay(write(tmp_path / "a.jsonl", HEADER, *steps))
     spent = timeline(run.ranks[0], wall_s=run.wall_s).seconds()
     assert {name: round(seconds, 6) for name, seconds in spent.items() if seconds > 1e-9} == {
         "data": 0.4, "copy": 0.2, "compute": 1.2, "unattributed": 0.2,
@@ -50,7 +51,8 @@ def test_a_reading_that_is_null_is_not_a_number_and_one_never_read_is_absent(tmp
 
 
 def test_a_wait_that_was_never_measured_is_said_to_be_unseen(tmp_path: Path) -> None:
-    run = replay(write(tmp_path / "a.jsonl", HEADER, {"kind": "step", "t": 1.0, "compute": 0.5, "total": 0.9}))
+    step = {"kind": "step", "t": 1.0, "compute": 0.5, "total": 0.9}
+    run = replay(write(tmp_path / "a.jsonl", HEADER, step))
     assert run.facts["unseen"] == ["data", "h2d"]
 
 
@@ -62,13 +64,15 @@ def test_unknown_kinds_and_fields_and_a_torn_last_line_do_not_matter(tmp_path: P
 
 
 def test_a_piece_of_a_run_begins_where_it_was_cut(tmp_path: Path) -> None:
-    run = replay(write(tmp_path / "a.jsonl", HEADER, *({**STEP, "t": 100.0 + n, "step": n} for n in (1, 2, 3))))
+    steps = [{**STEP, "t": 100.0 + number, "step": number} for number in (1, 2, 3)]
+    run = replay(write(tmp_path / "a.jsonl", HEADER, *steps))
     assert run.wall_s == pytest.approx(3.0)
 
 
 def test_a_quota_in_the_header_limits_the_cores(tmp_path: Path) -> None:
     host = {"kind": "host", "t": 1.0, "cpu": [1.0] * 4}
-    assert replay(write(tmp_path / "a.jsonl", {**HEADER, "quota_cores": 1.5}, host)).hosts[0].quota_cores == 1.5
+    run = replay(write(tmp_path / "a.jsonl", {**HEADER, "quota_cores": 1.5}, host))
+    assert run.hosts[0].quota_cores == 1.5
 
 
 @pytest.mark.parametrize(

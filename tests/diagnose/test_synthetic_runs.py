@@ -1,4 +1,4 @@
-"""Simulated runs on many machines: every fault found first, no false one beside it, healthy ones left alone."""
+"""Simulated runs on many machines: faults found first and alone, healthy runs left alone."""
 
 from __future__ import annotations
 

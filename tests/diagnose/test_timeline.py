@@ -44,17 +44,18 @@ def of(pieces: list[Piece], *, wall_s: float, ends: list[float] | None = None) -
 
 
 _times = st.floats(-2, 40)
-_spans = st.tuples(st.sampled_from(KINDS), _times, st.floats(0, 15)).map(lambda one: (one[0], one[1], one[1] + one[2]))
+_raw = st.tuples(st.sampled_from(KINDS), _times, st.floats(0, 15))
+_spans = st.lists(_raw.map(lambda one: (one[0], one[1], one[1] + one[2])), max_size=25)
 
 
-@given(pieces=st.lists(_spans, max_size=25), ends=st.lists(st.floats(0, 30), max_size=10), wall_s=st.floats(0, 30))
+@given(pieces=_spans, ends=st.lists(st.floats(0, 30), max_size=10), wall_s=st.floats(0, 30))
 def test_states_sum_to_the_wall_time(pieces: list[Piece], ends: list[float], wall_s: float) -> None:
     spent = timeline(rank_of(pieces, ends), wall_s=wall_s).seconds()
     assert sum(spent.values()) == pytest.approx(wall_s, rel=1e-3, abs=1e-9)
     assert set(spent) == set(STATES)
 
 
-@given(pieces=st.lists(_spans, max_size=25), cuts=st.lists(st.floats(0, 30), max_size=6))
+@given(pieces=_spans, cuts=st.lists(st.floats(0, 30), max_size=6))
 def test_windows_share_out_what_the_whole_has(pieces: list[Piece], cuts: list[float]) -> None:
     whole: Timeline = timeline(rank_of(pieces, []), wall_s=30.0)
     edges = np.array([0.0, *sorted(cuts), 30.0])

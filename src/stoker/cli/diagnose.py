@@ -153,10 +153,12 @@ def _compare(run: Path, other: Path, *, as_json: bool) -> int:
 
 def _changes(found: Comparison) -> str:
     low, high = found.interval
+    mean, median = ([f"{1000 * seconds:.4g}" for seconds in pair] for pair in (found.mean_s, found.median_s))
     lines = [
-        f"B is {found.direction}: a step takes {1000 * found.mean_s[0]:.4g} ms in A and {1000 * found.mean_s[1]:.4g} ms in B "
-        f"(medians {1000 * found.median_s[0]:.4g} and {1000 * found.median_s[1]:.4g})",
-        f"  {found.ratio:.3f} times as long, 95% between {low:.3f} and {high:.3f}; by chance: p = {found.chance:.2g}",
+        f"B is {found.direction}: a step takes {mean[0]} ms in A and {mean[1]} ms in B "
+        f"(medians {median[0]} and {median[1]})",
+        f"  {found.ratio:.3f} times as long, 95% between {low:.3f} and {high:.3f}; "
+        f"p = {found.chance:.2g} that this is chance",
     ]
     for name, (before, after) in sorted(found.moved.items(), key=lambda item: item[1][0] - item[1][1]):
         lines.append(f"  {name:12} {1000 * before:9.4g} → {1000 * after:.4g} ms a step")

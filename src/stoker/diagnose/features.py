@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.diagnose.card import Card, card
+from stoker.diagnose.host import Host, host
 from stoker.diagnose.pauses import Pause, find_pauses, is_regular
 from stoker.diagnose.ranks import Together, together
-from stoker.diagnose.readings import Card, Host, card, host
 from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.recording import KINDS, Event, Floats, RankRecord, Recording
 
@@ -52,7 +53,8 @@ class Features:
     host: Host | None
     ranks: Together
     facts: dict[str, Any] = field(default_factory=dict)  # the recording's own
-    events: tuple[Event, ...] = ()
+    events: dict[int, tuple[Event, ...]] = field(default_factory=dict)  # by rank
+    retries: int = 0  # of the allocator, all ranks together
 
     def fact(self, *names: str) -> float:
         """A number among the facts under any of its names, also inside the loader's; NaN if absent."""
@@ -79,7 +81,8 @@ def features(recording: Recording) -> Features:
         host=host(recording, lines[0] if lines else None),
         ranks=together(recording.ranks, lines),
         facts=recording.facts,
-        events=tuple(event for rank in recording.ranks for event in rank.events),
+        events={rank.rank: rank.events for rank in recording.ranks},
+        retries=sum(map(_retries, recording.ranks)),
     )
 
 
@@ -106,7 +109,8 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
         )
         return Loop(steps=0, share=share, unseen=frozenset(KINDS), pauses=(), regular=False, **nothing)
     waits = line.within("data", rank.steps.start, rank.steps.end)
-    pauses = find_pauses(recording, rank, line)
+    each = [find_pauses(recording, *pair) for pair in zip(recording.ranks, lines, strict=True)]
+    pauses = max(each, key=lambda some: sum(pause.excess_s for pause in some))
     gb_s, copied = _copying(rank)
     return Loop(
         steps=len(rank.steps.end),
@@ -184,3 +188,8 @@ def _tflops(rank: RankRecord, line: Timeline) -> float:
     if not np.isfinite(rank.steps.flops).any() or seconds <= 0:
         return math.nan
     return float(np.nansum(rank.steps.flops)) / seconds / 1e12
+
+
+def _retries(rank: RankRecord) -> int:
+    counts = rank.memory.columns.get("retries")
+    return int(np.nanmax(counts)) if counts is not None and np.isfinite(counts).any() else 0

@@ -1,4 +1,4 @@
-"""Pauses: steps, or the time after the last one, that took far longer than usual for no reason a span tells."""
+"""Pauses: steps, or what follows the last, that took far longer than usual for no reason a span tells."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ WARM_UP = 2
 class Pause:
     """One pause, and what the card and the disk did meanwhile. Unknown is NaN."""
 
+    rank: int
     start: float
     end: float
     excess_s: float  # over a usual step
@@ -35,6 +36,7 @@ class Pause:
     power: float  # as a share of the limit
     written: float  # bytes, until a second after: kernels write late
     told: float  # seconds of it that checkpoint spans explain
+    stacked: bool  # the watcher caught the process standing
 
     @property
     def seconds(self) -> float:
@@ -100,6 +102,7 @@ def _pause(
         _inside(card.samples, "power_w", quiet) / card.power_limit_w for card in cards if card.power_limit_w
     ]
     return Pause(
+        rank=rank.rank,
         start=start,
         end=end,
         excess_s=excess_s,
@@ -112,6 +115,7 @@ def _pause(
         if recording.hosts
         else math.nan,
         told=float(line.within("checkpoint", np.array([start]), np.array([end]))[0]),
+        stacked=any(event.what == "hang" and start <= event.t <= end + 1 for event in rank.events),
     )
 
 

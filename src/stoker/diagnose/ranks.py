@@ -1,4 +1,4 @@
-"""How the ranks of a run fare beside one another: who is late, in which phase, and what exchange itself costs."""
+"""How the ranks of a run fare beside one another: who is late, in which phase, what exchange costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Toge
     if steps < 3:
         return Together(ranks=len(ranks), last_phase=last, joined=joined, data=waited)
     least = min(_share_of(line, "collective") for line in lines)
-    step_s = float(np.median([rank.steps.end - rank.steps.start for rank in ranks][0]))
+    step_s = float(np.median(ranks[0].steps.end - ranks[0].steps.start))
     if len(ranks) < 2:
         return Together(ranks=1, collective=least, step_s=step_s, last_phase=last, joined=joined, data=waited)
     spent = {
@@ -61,7 +61,8 @@ def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Toge
         step_s=step_s,
         collective=least,
         last_phase=last,
-        joined=joined, data=waited,
+        joined=joined,
+        data=waited,
     )
 
 

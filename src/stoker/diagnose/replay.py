@@ -1,4 +1,4 @@
-"""Flat recordings to Recordings: one JSON object a line, a header first, then readings and steps as they came.
+"""Flat recordings to Recordings: JSON lines, a header first, then readings and steps as they came.
 
 Recordings come from other people's scripts: a missing column, a null, an unknown kind, a torn last line or a
 gap must not matter. What could not be seen is said in `facts["unseen"]`: a loader's wait that was never

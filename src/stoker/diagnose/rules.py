@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.diagnose.features import Features, features
+from stoker.diagnose.limits import memory_pressure, shm_pressure, throttling
 from stoker.diagnose.sharing import communication_bound, straggler
 from stoker.diagnose.starving import data_starvation
-from stoker.diagnose.stopping import checkpoint_stall, collective_hang, host_hang, shm_pressure
+from stoker.diagnose.stopping import checkpoint_stall, collective_hang, host_hang
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, known, percent
-from stoker.diagnose.working import h2d_copy, host_sync, launch_bound, memory_pressure, precision, throttling
+from stoker.diagnose.working import h2d_copy, host_sync, launch_bound, precision
 from stoker.findings import Finding, worst_first
 from stoker.recording import Recording
 
@@ -50,7 +51,7 @@ _FATAL = ("shm_pressure", "collective_hang", "host_hang")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Findings, worst first; none where too little was seen even to call it healthy. And who abstained, why."""
+    """Findings, worst first; none where too little was seen to say healthy. And who abstained, and why."""
 
     findings: tuple[Finding, ...]
     abstained: tuple[Abstention, ...]
@@ -96,8 +97,8 @@ def _fatal_first(findings: list[Finding], seen: Features) -> list[Finding]:
 
 def healthy(seen: Features, abstained: list[Abstention]) -> Finding | Abstention:
     """Nothing is wrong, as far as was seen; what limits the run next."""
-    card, loop = seen.card, seen.loop
-    missing = tuple(dict.fromkeys(name for one in abstained for name in one.missing))
+    said = [str(one) for one in seen.facts.get("missing", ())]
+    missing = tuple(dict.fromkeys([*(name for one in abstained for name in one.missing), *said]))
     doubt = _doubt(seen, abstained)
     if doubt:
         return Abstention(kind="healthy", why=doubt, missing=missing)
@@ -132,9 +133,8 @@ def _health(seen: Features) -> tuple[str, ...]:
     card, loop = seen.card, seen.loop
     said = []
     if loop.steps:
-        said.append(
-            f"{loop.steps} steps of {1000 * loop.median_s:.4g} ms, {percent(loop.share['data'])} of the time waiting for data"
-        )
+        waits = f"{percent(loop.share['data'])} of the time waiting for data"
+        said.append(f"{loop.steps} steps of {1000 * loop.median_s:.4g} ms, {waits}")
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""
         said.append(f"GPU utilisation {card.util:.0f}%{power}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.diagnose import remedies
 from stoker.diagnose.features import Features
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, percent, priced
@@ -23,15 +24,12 @@ def straggler(features: Features) -> Finding | Abstention:
         share=min(late, 1.0) * (ranks.ranks - 1) / ranks.ranks,
         speedup=1 / (1 - min(late, 0.99)),
         confidence=round(min(0.6 + 0.4 * ranks.late_often, 0.97), 2),
-        summary=f"rank {ranks.late_rank} is late in {ranks.late_phase}: all others wait {percent(late)} of every step for it",
+        summary=f"rank {ranks.late_rank} is late ({ranks.late_phase}): {percent(late)} of each step is lost",
         evidence=(
             f"rank {ranks.late_rank} works {1000 * ranks.late_s:.0f} ms longer than the others' median, "
             f"last in {percent(ranks.late_often)} of the steps",
         ),
-        remedy=(
-            f"look at the node of rank {ranks.late_rank}: clocks, neighbours, disks (stoker doctor)",
-            "if it moves with the rank the work is unequal (longer samples, more experts); if with the node, drain it",
-        ),
+        remedy=remedies.STRAGGLER,
     )
 
 
@@ -52,8 +50,7 @@ def communication_bound(features: Features) -> Finding | Abstention:
         evidence=(f"the rank that waits least spends {percent(share)} in collectives", *switched_off),
         remedy=(
             *(f"unset {name.partition('=')[0]}" for name in switched_off),
-            "overlap it with backward (DDP bucket_cap_mb=100, FSDP prefetch), or accumulate gradients over more steps",
-            "NCCL_DEBUG=INFO names the links in use; stoker doctor checks NVLink and the network",
+            *remedies.EXCHANGE,
         ),
         missing=() if switched_off else ("NCCL's environment and the links in use",),
     )

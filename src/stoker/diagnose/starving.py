@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from stoker.diagnose import remedies
+from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features, Loop
-from stoker.diagnose.readings import Card, Host
+from stoker.diagnose.host import Host
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
@@ -37,7 +39,7 @@ def data_starvation(features: Features) -> Finding | Abstention:
         confidence=_confidence(features, cause),
         summary=_summary(features, wait, cause),
         evidence=(*_evidence(features, wait), *signs),
-        remedy=remedy(features, cause),
+        remedy=remedies.feed(features, cause),
         missing=missing,
     )
 
@@ -191,66 +193,6 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
-# --- remedies -------------------------------------------------------------------------------------
-
-
-def remedy(features: Features, cause: str) -> tuple[str, ...]:
-    """What to change, worst cause first, with the arithmetic."""
-    stage = "stoker stage URL --cache /local/nvme, and read from there: every file comes to the node once"
-    pack = "stoker prepare the files into shards: large sequential reads instead of many small ones"
-    ahead = "DataLoader(prefetch_factor=8, persistent_workers=True): a longer queue bridges late batches"
-    offline = "move decoding and tokenising offline (stoker prepare), or load with stoker.feed: threads, no pickling"
-    if cause == "storage":
-        return (stage, ahead)
-    if cause == "small_reads":
-        return (pack, stage)
-    if cause in ("cpu", "too_few_workers"):
-        return (*_workers(features), offline)
-    if cause == "quota":
-        return (_raise_quota(features), offline)
-    if cause == "contention":
-        return (
-            "give the job cores of its own (Slurm: --cpus-per-task and --exclusive; Kubernetes: equal CPU request and limit)",
-            offline,
-        )
-    if cause == "startup":
-        return (
-            "DataLoader(persistent_workers=True), or one loader over all epochs: stoker.feed(epochs=N)",
-            ahead,
-        )
-    if cause == "lock":
-        return ("py-spy dump --pid WORKER names the line the workers sleep in", ahead)
-    return ("stoker watch -- COMMAND records worker states and stacks, which name the cause", ahead)
-
-
-def _workers(features: Features) -> tuple[str, ...]:
-    """How many workers keep up, as far as the cores that are allowed go."""
-    host, loop = features.host, features.loop
-    wait = loop.share["data"]
-    if host is None or wait >= 1:
-        return ()
-    have = _workers_seen(host, features)
-    have = have if known(have) else max(round(host.wait_busy), 1)
-    need = math.ceil(max(have, 1) / (1 - wait)) if have >= 1 else math.ceil(wait / (1 - wait)) + 1
-    room = max(int(host.allowed) - 1, 1)
-    count = f"{host.allowed:g} cores are allowed and {_busy(host):.1f} busy"
-    if need <= room:
-        return (
-            f"DataLoader(num_workers={need}): {max(have, 1):.0f} make batches at {percent(1 - wait)} of the pace, {count}",
-        )
-    return (
-        f"DataLoader(num_workers={room}): {count}; keeping up takes {need}, so a batch must also become cheaper",
-    )
-
-
-def _raise_quota(features: Features) -> str:
-    host, wait = features.host, features.loop.share["data"]
-    if host is None or not math.isfinite(host.quota):
-        return "raise the CPU limit of the container"
-    need = math.ceil(host.quota / (1 - min(wait, 0.9)))
-    return f'resources: {{limits: {{cpu: "{need}"}}}}: {host.quota:g} cores make {percent(1 - wait)} of the batches in time'
-
-
 # --- without a loader's wait ----------------------------------------------------------------------
 
 
@@ -277,12 +219,12 @@ def _by_the_card(features: Features) -> Finding | Abstention:
         cause=cause,
         share=idle,
         confidence=0.5,
-        summary=f"the GPU is idle {percent(idle)} of the time and works well in between: most likely it waits for data",
+        summary=f"the GPU is idle {percent(idle)} of the time and works well in between: starved, it seems",
         evidence=(
             f"GPU utilisation {card.util:.0f}%, in {percent(card.idle_readings)} of the readings idle",
             *signs,
         ),
-        remedy=remedy(features, cause),
+        remedy=remedies.feed(features, cause),
         missing=(*missing, *unseen),
     )
 

@@ -1,13 +1,12 @@
-"""The loop stops: hangs, saving, shared memory that runs out."""
+"""The loop stops: ranks that wait for one another, a host that stands, saving."""
 
 from __future__ import annotations
 
-import math
-
+from stoker.diagnose import remedies
 from stoker.diagnose.features import Features
 from stoker.diagnose.pauses import Pause
 from stoker.diagnose.thresholds import at
-from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
+from stoker.diagnose.verdicts import Abstention, above, below, known, listed, percent, priced
 from stoker.findings import Finding
 
 
@@ -19,22 +18,16 @@ def collective_hang(features: Features) -> Finding | Abstention:
     if features.loop.regular or not found:
         return _blind(features, kind) or _spinning_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)
-    who = f"rank {', '.join(map(str, absent))} never joined" if absent else "a peer or a kernel never answers"
-    evidence = [_silence(worst), *_card_meanwhile(worst)]
-    if waiting:
-        evidence.append(f"ranks {', '.join(map(str, waiting))} wait in a collective; {who}")
+    who = f"rank {listed(absent)} never joined" if absent else "a peer, or a kernel, never answers"
+    where = (f"ranks {listed(waiting)} wait in a collective; {who}",) if waiting else ()
     return priced(
         features,
         kind,
         share=sum(pause.excess_s for pause in found) / features.wall_s,
         confidence=0.95 if known(worst.sm) or waiting else 0.8,
-        summary=f"no step ended for {worst.seconds:.1f} s while the GPU spins in a kernel that waits: {who}",
-        evidence=tuple(evidence),
-        remedy=(
-            "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1: the flight recorder names the collective and the rank",
-            "stoker watch shows each rank's stack while it hangs; look for a branch that only some ranks take",
-            "init_process_group(timeout=timedelta(minutes=5)): a lost peer then ends the job and frees the cards",
-        ),
+        summary=f"no step ended for {worst.seconds:.1f} s while ranks wait in a collective: {who}",
+        evidence=(_silence(worst), *_card_meanwhile(worst), *where, *_stacks(features, absent, worst)),
+        remedy=remedies.COLLECTIVE_HANG,
         missing=() if waiting else ("which rank is absent: collectives were not recorded",),
     )
 
@@ -43,37 +36,30 @@ def host_hang(features: Features) -> Finding | Abstention:
     """No step ends and the card is idle: the host stopped."""
     kind = "host_hang"
     _, waiting = _absent(features)
-    found = [pause for pause in _long(features, at("hang_s")) if _stopped(features, pause)]
+    found = [pause for pause in _long(features, at("hang_s")) if _stopped(pause)]
     if waiting or features.loop.regular or not found:
         return _blind(features, kind) or _idle_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)
-    where = [
-        event.text
-        for event in features.events
-        if event.what in ("hang", "stack") and worst.start <= event.t <= worst.end + 1
-    ]
+    where = _stacks(features, [worst.rank], worst)
     return priced(
         features,
         kind,
         share=sum(pause.excess_s for pause in found) / features.wall_s,
         confidence=0.9 if known(worst.util) else 0.7,
-        summary=f"no step ended for {worst.seconds:.1f} s and the GPU was idle: the host stopped",
-        evidence=(_silence(worst), *_card_meanwhile(worst), *where[:1]),
-        remedy=(
-            "py-spy dump --pid PID names the line it stands in (stoker watch records it while it lasts)",
-            "look for a lock, a queue or a request without a timeout in that line",
-        ),
+        summary=f"no step ended for {worst.seconds:.1f} s and the GPU had nothing to do: the host stopped",
+        evidence=(_silence(worst), *_card_meanwhile(worst), *where),
+        remedy=remedies.HOST_HANG,
         missing=() if where else ("where it stopped: no stack was recorded",),
     )
 
 
 def checkpoint_stall(features: Features) -> Finding | Abstention:
     """Saving stops the loop."""
-    kind = "checkpoint_stall"
-    loop = features.loop
+    kind, loop = "checkpoint_stall", features.loop
     saves = [pause for pause in loop.pauses if _saves(features, pause)]
     told = loop.share["checkpoint"]
-    share = max(told, sum(pause.excess_s for pause in saves) / max(features.wall_s, 1e-9))
+    pause_s = sum(pause.excess_s for pause in saves) / len(saves) if saves else 0.0
+    share = max(told, pause_s * len(saves) / features.wall_s if features.wall_s else 0.0)
     if share < at("pause_share"):
         missing = () if features.host or not loop.pauses else ("disk writes, which tell saving from a hang",)
         return Abstention(kind=kind, why=f"saving took {percent(share)} of the time", missing=missing)
@@ -83,39 +69,10 @@ def checkpoint_stall(features: Features) -> Finding | Abstention:
         share=share,
         confidence=0.95 if told >= at("pause_share") else _sure_of(saves, loop.regular),
         summary=f"saving stops the loop for {percent(share)} of the time",
-        evidence=_saving(features, saves, told),
-        remedy=(
-            "save in the background: stoker's Checkpointer, or torch.distributed.checkpoint.async_save",
-            _interval(features, saves),
-        ),
+        evidence=_saving(saves, told),
+        remedy=remedies.save(pause_s=pause_s if len(saves) > 1 else 0.0, step_s=loop.median_s),
         missing=() if told else ("checkpoint spans: saves were told from long steps and disk writes",),
     )
-
-
-def shm_pressure(features: Features) -> Finding | Abstention:
-    """/dev/shm is full, filling, or was when a worker died of it."""
-    kind, host = "shm_pressure", features.host
-    crashed = "SIGBUS" in features.ended or any(
-        "bus error" in event.text.lower() for event in features.events
-    )
-    if host is None or not known(host.shm_peak):
-        if crashed:
-            return _shm_finding(features, 0.7, "a process died of a bus error", ("how full /dev/shm was",))
-        return Abstention(kind=kind, why="/dev/shm was not read", missing=("/dev/shm",))
-    soon = host.shm_full_in_s <= max(at("shm_soon") * features.wall_s, 300.0)
-    if crashed and host.shm_peak >= 0.5:
-        return _shm_finding(
-            features, 0.98, f"a process died of a bus error with /dev/shm {percent(host.shm_peak)} full"
-        )
-    if host.shm_peak >= at("shm_full"):
-        return _shm_finding(features, 0.9, f"/dev/shm is {percent(host.shm_peak)} full")
-    if soon and host.shm_peak >= 0.2:
-        return _shm_finding(
-            features,
-            0.75,
-            f"/dev/shm is {percent(host.shm_peak)} full and its trend fills it in {host.shm_full_in_s:.0f} s",
-        )
-    return Abstention(kind=kind, why=f"/dev/shm was at most {percent(host.shm_peak)} full")
 
 
 # --- pauses ---------------------------------------------------------------------------------------
@@ -131,20 +88,22 @@ def spins(pause: Pause) -> bool:
 
 
 def _long(features: Features, least_s: float) -> list[Pause]:
-    if features.ended == "exit 0":
-        pauses = [pause for pause in features.loop.pauses if not pause.last]
-    else:
-        pauses = list(features.loop.pauses)
+    """Pauses long enough for a hang; what follows the last step of a run that ended well is its end."""
     floor = max(least_s, at("hang_steps") * features.loop.median_s)
-    return [pause for pause in pauses if pause.seconds >= floor and pause.told < 0.5 * pause.seconds]
+    ended = features.ended == "exit 0"
+    return [
+        pause
+        for pause in features.loop.pauses
+        if pause.seconds >= floor and pause.told < 0.5 * pause.seconds and not (ended and pause.last)
+    ]
 
 
-def _stopped(features: Features, pause: Pause) -> bool:
+def _stopped(pause: Pause) -> bool:
     if _wrote(pause) or spins(pause):
         return False
     if known(pause.util):
         return pause.util < at("idle_util")
-    return pause.last  # without the card only a loop that never went on is surely stopped
+    return pause.last or pause.stacked  # without a card: a loop that never went on, or one caught standing
 
 
 def _wrote(pause: Pause) -> bool:
@@ -169,7 +128,7 @@ def _sure_of(saves: list[Pause], regular: bool) -> float:
 
 def _silence(pause: Pause) -> str:
     after = "and none followed" if pause.last else f"until step {pause.step} ended"
-    return f"no step ended from {pause.start:.1f} s to {pause.end:.1f} s, {after}"
+    return f"no step of rank {pause.rank} ended from {pause.start:.1f} s to {pause.end:.1f} s, {after}"
 
 
 def _card_meanwhile(pause: Pause) -> tuple[str, ...]:
@@ -181,41 +140,75 @@ def _card_meanwhile(pause: Pause) -> tuple[str, ...]:
     return (", ".join(filter(None, said)) + " meanwhile",) if any(said) else ()
 
 
+def _saving(saves: list[Pause], told: float) -> tuple[str, ...]:
+    said = [f"checkpoint spans take {percent(told)} of the time"] if told else []
+    if saves:
+        seconds = sum(pause.excess_s for pause in saves) / len(saves)
+        steps = listed([pause.step for pause in saves[:5]])
+        said.append(f"{len(saves)} pauses of {seconds:.1f} s on average, at steps {steps}")
+    written = [pause.written for pause in saves if _wrote(pause)]
+    if written:
+        said.append(f"{sum(written) / len(written) / 1e9:.2g} GB written in each, no loader wait")
+    return tuple(said)
+
+
+# --- who, where -----------------------------------------------------------------------------------
+
+
 def _absent(features: Features) -> tuple[list[int], list[int]]:
-    """Ranks that never joined a collective that others wait in at the end; those that joined the fewest if all wait."""
-    phases = features.ranks.last_phase
+    """Ranks that never joined a collective others wait in; if all wait, those that joined the fewest."""
+    phases, joined = features.ranks.last_phase, features.ranks.joined
     waiting = sorted(rank for rank, phase in phases.items() if phase == "collective")
     absent = sorted(set(phases) - set(waiting)) if waiting else []
-    joined = features.ranks.joined
     if waiting and not absent and len(set(joined.values())) > 1:
         absent = [rank for rank in waiting if joined.get(rank) == min(joined.values())]
     return absent, [rank for rank in waiting if rank not in absent]
 
 
+def _stacks(features: Features, ranks: list[int], pause: Pause) -> tuple[str, ...]:
+    """Where the ranks in question stood."""
+    said = []
+    for rank in ranks:
+        events = features.events.get(rank, ())
+        inside = [
+            one for one in events if one.what in ("hang", "stack") and pause.start <= one.t <= pause.end + 1
+        ]
+        said += [f"rank {rank} stood in {one.text}" for one in inside[-1:]]
+    return tuple(said)
+
+
+# --- with little to go by -------------------------------------------------------------------------
+
+
 def _blind(features: Features, kind: str) -> Abstention | None:
-    unseen = [pause for pause in _long(features, at("hang_s")) if not known(pause.util) and not pause.last]
-    if unseen and not features.loop.regular and not any(map(_wrote, unseen)):
-        why = f"a step took {unseen[0].seconds:.1f} s, and what the card did meanwhile was not read"
-        return Abstention(kind=kind, why=why, missing=("the GPU's utilisation during the long step",))
-    return None
+    unseen = [
+        pause
+        for pause in _long(features, at("hang_s"))
+        if not (known(pause.util) or pause.last or pause.stacked or _wrote(pause))
+    ]
+    if not unseen or features.loop.regular:
+        return None
+    why = f"a step took {unseen[0].seconds:.1f} s, and what the card did meanwhile was not read"
+    return Abstention(kind=kind, why=why, missing=("the GPU's utilisation during the long step",))
 
 
 def _spinning_all_along(features: Features) -> Finding | Abstention:
     kind, card = "collective_hang", features.card
     if features.loop.steps or card is None or features.wall_s < at("hang_s"):
         return Abstention(kind=kind, why="steps went on, or the card did not spin")
-    if not (
-        above(card.util, at("spin_util"))
-        and (below(card.sm, at("spin_sm")) or (not known(card.sm) and below(card.power, at("spin_power"))))
-    ):
+    works = card.sm >= at("spin_sm") if known(card.sm) else not below(card.power, at("spin_power"))
+    if works or not above(card.util, at("spin_util")):
         return Abstention(kind=kind, why="the card does not spin", missing=("steps",))
     return priced(
-        features, kind, share=1.0, confidence=0.6,
+        features,
+        kind,
+        share=1.0,
+        confidence=0.6,
         summary=f"the GPU spins without working for all of {features.wall_s:.0f} s: it waits in a collective",
-        evidence=(f"utilisation {card.util:.0f}%, SM activity {card.sm:.1f}%, power {percent(card.power)} of its limit",),
-        remedy=("py-spy dump --pid PID on every rank: the one that is not in the collective is the one to look at",),
+        evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
+        remedy=remedies.COLLECTIVE_HANG,
         missing=("steps: whether any ended was not recorded",),
-    )  # fmt: skip
+    )
 
 
 def _idle_all_along(features: Features) -> Finding | Abstention:
@@ -225,69 +218,12 @@ def _idle_all_along(features: Features) -> Finding | Abstention:
     if not below(card.util, 2):
         return Abstention(kind=kind, why="the card works", missing=("steps",))
     return priced(
-        features, kind, share=1.0, confidence=0.5,
-        summary=f"no step and an idle GPU for all of {features.wall_s:.0f} s: the host has stopped or not begun",
-        evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
-        remedy=("py-spy dump --pid PID names the line it stands in",),
-        missing=("steps: whether any ended was not recorded",),
-    )  # fmt: skip
-
-
-# --- saving ---------------------------------------------------------------------------------------
-
-
-def _saving(features: Features, saves: list[Pause], told: float) -> tuple[str, ...]:
-    said = [f"checkpoint spans take {percent(told)} of the time"] if told else []
-    if saves:
-        seconds = sum(pause.excess_s for pause in saves) / len(saves)
-        said.append(
-            f"{len(saves)} pauses of {seconds:.1f} s on average, at steps {', '.join(str(pause.step) for pause in saves[:5])}"
-        )
-    written = [pause.written for pause in saves if _wrote(pause)]
-    if written:
-        said.append(f"{sum(written) / len(written) / 1e9:.2g} GB written in each, no loader wait")
-    return tuple(said)
-
-
-def _interval(features: Features, saves: list[Pause]) -> str:
-    """The interval at which a blocking save of this length costs one percent."""
-    if len(saves) < 2:
-        return "save less often: a blocking save should cost under 1% of the time between two"
-    seconds = sum(pause.excess_s for pause in saves) / len(saves)
-    steps = math.ceil(99 * seconds / max(features.loop.median_s, 1e-6))
-    return f"or save every {steps:,} steps: then {seconds:.1f} s of saving cost 1%"
-
-
-def _shm_finding(features: Features, confidence: float, what: str, missing: tuple[str, ...] = ()) -> Finding:
-    return priced(
         features,
-        "shm_pressure",
-        share=0.0,
-        confidence=confidence,
-        summary=f"{what}: loader workers pass batches through it and die of a bus error when it is full",
-        evidence=(what, *_shm_facts(features)),
-        remedy=_shm_remedy(features),
-        missing=missing,
-    )
-
-
-def _shm_facts(features: Features) -> tuple[str, ...]:
-    host = features.host
-    return (f"/dev/shm holds {host.shm_total / 2**30:.3g} GiB",) if host and known(host.shm_total) else ()
-
-
-def _shm_remedy(features: Features) -> tuple[str, ...]:
-    workers = features.fact("num_workers", "workers")
-    ahead = features.fact("prefetch_factor", "prefetch")
-    batch = features.fact("batch_bytes")
-    size = "16Gi"
-    sum_ = ""
-    if known(workers) and known(batch):
-        ahead = ahead if known(ahead) else 2.0
-        need = workers * (ahead + 1) * batch
-        size = f"{max(math.ceil(1.5 * need / 2**30), 1)}Gi"
-        sum_ = f" ({workers:.0f} workers × ({ahead:.0f} + 1) batches × {batch / 2**20:.0f} MiB = {need / 2**30:.2g} GiB, and half more)"
-    return (
-        f"Kubernetes: emptyDir {{medium: Memory, sizeLimit: {size}}} at /dev/shm; Docker: --shm-size={size.lower().rstrip('i')}{sum_}",
-        "fewer workers or a smaller prefetch_factor; or stoker.feed: threads, nothing in /dev/shm",
+        kind,
+        share=1.0,
+        confidence=0.5,
+        summary=f"no step and an idle GPU for {features.wall_s:.0f} s: the host stands, or never began",
+        evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
+        remedy=remedies.HOST_HANG,
+        missing=("steps: whether any ended was not recorded",),
     )

@@ -1,7 +1,7 @@
 """Where the wall time of a rank went: exclusive states that cover it from beginning to end.
 
-Spans may nest (the inner takes its time from the outer) and overlap (the kind that stands first wins); what no
-span covers is start-up before the first step, stalled where it lasts far longer than a step, otherwise
+Spans may nest (the inner takes its time from the outer) and overlap (the kind that stands first wins); what
+no span covers is start-up before the first step, stalled where it lasts far longer than a step, otherwise
 unattributed. So the states always sum to the wall time.
 """
 
@@ -115,8 +115,9 @@ def _first_and_usual_step(steps: Steps) -> tuple[float, float]:
 def _long_runs(
     which: NDArray[np.bool_], edges: Floats, *, least_s: float, borders: Floats
 ) -> NDArray[np.bool_]:
-    """Of the pieces chosen, those whose run lasts at least so long; a step that ends is progress and breaks it."""
+    """Of the pieces chosen, those whose run lasts so long; a step that ends is progress and breaks it."""
     begins = which & ~np.concatenate([[False], which[:-1]]) | which & np.isin(edges[:-1], borders)
     run = np.cumsum(begins) * which
     lengths = np.bincount(run, np.diff(edges))
-    return which & (lengths[run] >= least_s)
+    long: NDArray[np.bool_] = which & (lengths[run] >= least_s)
+    return long

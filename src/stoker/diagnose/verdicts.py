@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.diagnose.features import Features
@@ -41,6 +42,10 @@ def priced(
 
 def percent(share: float) -> str:
     return f"{100 * share:.3g}%" if share < 0.995 else f"{100 * share:.0f}%"
+
+
+def listed(things: Iterable[object]) -> str:
+    return ", ".join(map(str, things))
 
 
 def known(value: float) -> bool:

@@ -63,11 +63,11 @@ def command(
 
     Nothing in the program changes: same output, same exit code, signals are passed on.
     """
-    from stoker.observe.watch import Options, watch
+    from stoker.observe.watch import Options, name_of, watch
 
     if bool(command) == (pid is not None):
         raise UsageError("give either a command or --pid", hint="stoker watch -- python train.py")
-    folder = out or _new_folder(Path(command[0]).stem if command else f"pid-{pid}")
+    folder = out or _new_folder(Path(name_of(command)).stem if command else f"pid-{pid}")
     options = Options(folder=folder, hz=hz, gpu=gpu, what_if=what_if or "")
     showing = Showing(page=page, metrics=metrics, price=price)
     with shown(folder, showing):

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import STARTED, STARVED, job, since, until
 
+from stoker.diagnose.rules import RULES
 from stoker.diagnose.timeline import STATES
 from stoker.recording import Recording
 from stoker.report.dashboard import ALERTS, dashboard
-from stoker.report.metrics import METRICS, expose
+from stoker.report.metrics import FINDING_KINDS, METRICS, expose
 from stoker.report.summary import Summary, summarise
 from stoker.report.totals import Totals
 
@@ -69,6 +70,10 @@ def test_every_kind_of_finding_is_there_so_that_alerts_can_end(summary: Summary)
     assert cost == STARVED.gpu_seconds
 
 
+def test_every_rule_of_the_diagnosis_has_its_series() -> None:
+    assert {rule.__name__ for rule in RULES} < set(FINDING_KINDS)
+
+
 def test_readings_are_in_base_units(summary: Summary) -> None:
     samples = exposed(summary)
     card = ('node="node-1"', 'gpu="1"')
@@ -106,7 +111,7 @@ def test_what_was_not_read_is_left_out(recording: Recording) -> None:
     assert "stoker_last_step_timestamp_seconds" not in text
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(moments=st.lists(st.floats(1, 70), min_size=1, max_size=5).map(sorted), drop=st.floats(0, 1))
 def test_counters_only_grow_while_a_run_is_watched(moments: list[float], drop: float) -> None:
     recording = job(ranks=2, steps=300, late=1)

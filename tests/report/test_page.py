@@ -103,7 +103,7 @@ def test_a_long_run_of_many_cards_is_a_small_file() -> None:
     recording = job(ranks=4, steps=100, hz=20)
     many = replace(
         recording,
-        ranks=tuple(replace(recording.ranks[i % 4], rank=i) for i in range(256)),
+        ranks=tuple(replace(recording.ranks[i % 4], rank=i) for i in range(128)),
         gpus=tuple(replace(recording.gpus[i % 4], index=i) for i in range(256)),
     )
     assert len(report(summarise(many, [STARVED]))) < 1_000_000

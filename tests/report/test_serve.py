@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -139,6 +141,18 @@ def test_a_look_that_fails_leaves_the_last_one_in_place(summary: Summary) -> Non
     with Live(look) as live:
         wait_for_a_look(live, summary)
     assert live.summary is summary
+    assert isinstance(live.trouble, StorageError)
+
+
+def test_a_browser_that_goes_away_is_no_news(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    parts = urlsplit(server.url_of("/"))
+    for _ in range(20):
+        client = socket.create_connection((str(parts.hostname), parts.port), timeout=10)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        client.close()
+    assert ask(server.url_of("/"))[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def wait_for_a_look(live: Live, summary: Summary) -> None:

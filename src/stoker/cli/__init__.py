@@ -18,6 +18,7 @@ class _Verbs(click.Group):
         "stage": "stoker.cli.stage",
         "watch": "stoker.cli.watch",
         "diagnose": "stoker.cli.diagnose",
+        "report": "stoker.cli.report",
         "metrics": "stoker.cli.metrics",
     }
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from stoker.recording import Recording
     from stoker.report.summary import Summary
 
 PAGE_PORT, METRICS_PORT = "8750", "9750"
@@ -55,19 +55,36 @@ def verdict(folder: Path, showing: Showing) -> None:
     from stoker.report.card import show_card
     from stoker.report.html import write_report
 
-    summary = look(folder, showing)
     report = folder / "report.html"
-    write_report(summary, report)
+    try:
+        summary = look(folder, showing)
+        write_report(summary, report)
+    except Exception as error:  # no fault of ours may become the program's exit code
+        click.echo(f"stoker: no verdict: {type(error).__name__}: {error}\nrun     {folder}", err=True)
+        return
     click.echo("", err=True)
     show_card(summary, sys.stderr)
     click.echo(f"\nrun     {folder}\nreport  {report}", err=True)
 
 
-def look(folder: Path, showing: Showing) -> Summary:
+def serve_until_stopped(run: Path, showing: Showing) -> None:
+    """Serve the page of a run that somebody else watches, or that is over."""
+    from stoker.report.live import Live
+    from stoker.report.serve import Address
+
+    with (
+        Live(lambda: look(run, showing), page=Address.parse(showing.page or PAGE_PORT)) as live,
+        suppress(KeyboardInterrupt),
+    ):
+        click.echo(f"page at {live.page_url}; Ctrl-C ends it")
+        threading.Event().wait()
+
+
+def look(run: Path, showing: Showing) -> Summary:
     """The run as it is now."""
+    from stoker.cli.diagnose import read_recording
     from stoker.diagnose.rules import diagnose
     from stoker.report.summary import summarise
-    from stoker.runs import read
 
-    recording: Recording = read(folder)
+    recording = read_recording(run)
     return summarise(recording, diagnose(recording).findings, price=showing.price)

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol
 
-from stoker.errors import StokerError
 from stoker.recording import Recording
 from stoker.report.html import live_page
 from stoker.report.metrics import CONTENT_TYPE, expose
@@ -49,6 +48,7 @@ class Live:
         every_s: float = EVERY_S,
     ) -> None:
         self._look, self._surface, self._every_s = look, surface, every_s
+        self.trouble: Exception | None = None  # why the last look failed
         self._totals = Totals()
         self._lock = threading.Lock()  # requests come in threads of their own; totals are added to meanwhile
         self._stop = threading.Event()
@@ -95,8 +95,11 @@ class Live:
     def _once(self) -> None:
         try:
             self._summary = self._looked()
-        except StokerError:  # a file read while it is written: the next look finds it whole
+        except Exception as error:
+            # A file read while it is written, or a fault of ours: neither may disturb the program observed.
+            self.trouble = error
             return
+        self.trouble = None
         if self._surface:
             self._surface.show(self._summary)
 

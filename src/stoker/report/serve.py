@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -120,6 +121,11 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.routes, self.token = routes, token
         super().__init__((address.host, address.port), _Request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that closes its tab is no news; anything else is told as usual."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # the library's own
 
 
 class _Request(BaseHTTPRequestHandler):

@@ -1,7 +1,11 @@
-"""`stoker watch` in a pipe: the program's output is its own, the verdict and the report come after it."""
+"""`stoker watch` in a pipe: the program's output is its own, the verdict and the report come after it.
+
+And `stoker report`: the page of a recording, as a file or served.
+"""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -11,14 +15,14 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from made_runs import TRACES
 
 pytestmark = pytest.mark.integration
 
 LOOP = """
 import sys, time, pathlib
-import stoker
-for number, batch in enumerate(stoker.attach(range(8))):
-    print("batch", batch, flush=True)
+for number in range(8):
+    print("batch", number, flush=True)
 while len(sys.argv) > 1 and not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.02)
 sys.exit(7)
@@ -65,6 +69,29 @@ def test_page_and_metrics_can_be_read_while_it_runs(
         done.touch()
         process.communicate(timeout=60)
     assert process.returncode == 7
+
+
+def test_a_recording_becomes_a_page(run_stoker: Callable[..., Any], tmp_path: Path) -> None:
+    ran = run_stoker("report", TRACES / "starved_cpu.jsonl", "--out", tmp_path / "page.html", "--price", 2.5)
+    assert (ran.rc, ran.stdout, ran.stderr) == (0, f"{tmp_path / 'page.html'}\n", "")
+    assert "data starvation · cpu" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_page_is_served_until_it_is_stopped(stoker_environ: Callable[..., dict[str, str]]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli", "report", TRACES / "fed.jsonl", "--page", "0"],
+        env=stoker_environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        url = process.stdout.readline().split()[2].rstrip(";")
+        _until(lambda: b"healthy" in ask_locally(url, timeout=10).read())
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -113,7 +113,7 @@ def _rank_row(rank: RankSummary) -> Html:
 
 def _table(titles: Sequence[str], rows: Sequence[Html], *, class_: str | None = None) -> Html:
     header = tag("thead", tag("tr", *(tag("th", title, scope="col") for title in titles)))
-    return tag("div", tag("table", header, tag("tbody", *rows), class_=class_), class_="scroll")
+    return tag("div", tag("table", header, tag("tbody", *rows), class_=class_), class_="scroll", tabindex="0")
 
 
 def _mean(device: DeviceSummary, name: str) -> str:

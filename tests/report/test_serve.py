@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -129,6 +131,30 @@ def test_page_news_and_metrics_of_a_run_come_from_one_address(summary: Summary) 
         )
 
 
+def test_nodes_that_share_a_run_folder_count_every_rank_once(summary: Summary) -> None:
+    texts = []
+    for node in ("node-0", "node-1"):
+        with Live(lambda: summary, metrics=LOCAL, node=node) as live:
+            wait_for_a_look(live, summary)
+            texts.append(ask(live.metrics_url)[1].decode())
+    counted = [sorted(set(re.findall(r'stoker_step_seconds_count.*rank="(\d)"', text))) for text in texts]
+    assert counted == [["0", "1"], ["2", "3"]]
+    found = [re.findall(r'stoker_finding_active.*kind="data_starvation"} (\S+)', text) for text in texts]
+    assert found == [["1.0"], ["0.0"]]  # told by the node of rank 0
+
+
+def test_nothing_is_exposed_before_the_first_look(summary: Summary) -> None:
+    gate = threading.Event()
+
+    def look() -> Summary:
+        gate.wait(10)
+        return summary
+
+    with Live(look, metrics=LOCAL) as live:
+        assert ask(live.metrics_url) == (200, b"")
+        gate.set()
+
+
 def test_a_look_that_fails_leaves_the_last_one_in_place(summary: Summary) -> None:
     looks = iter([summary])
 
@@ -146,7 +172,7 @@ def test_a_look_that_fails_leaves_the_last_one_in_place(summary: Summary) -> Non
 
 def test_a_browser_that_goes_away_is_no_news(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     parts = urlsplit(server.url_of("/"))
-    for _ in range(20):
+    for _ in range(5):
         client = socket.create_connection((str(parts.hostname), parts.port), timeout=10)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
         client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")

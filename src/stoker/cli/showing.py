@@ -34,6 +34,7 @@ def shown(folder: Path, showing: Showing) -> Iterator[None]:
     from stoker.report.live import EVERY_S, Live
     from stoker.report.panel import panel_for
     from stoker.report.serve import Address
+    from stoker.runs.files import node_name
 
     page, metrics = (Address.parse(text) if text else None for text in (showing.page, showing.metrics))
     somebody_looks = page or metrics or sys.stderr.isatty()
@@ -42,6 +43,7 @@ def shown(folder: Path, showing: Showing) -> Iterator[None]:
         surface=panel_for(sys.stderr),
         page=page,
         metrics=metrics,
+        node=node_name(),
         every_s=EVERY_S if somebody_looks else LOG_EVERY_S,
     ) as live:
         for what, url in (("page", live.page_url), ("metrics", live.metrics_url)):

@@ -15,7 +15,7 @@ from stoker.report.html import live_page
 from stoker.report.metrics import CONTENT_TYPE, expose
 from stoker.report.page.sections import sections
 from stoker.report.serve import Address, Answer, Server, start, token_for
-from stoker.report.summary import Summary, summarise
+from stoker.report.summary import Summary, of_node, summarise
 from stoker.report.totals import Totals
 
 EVERY_S = 1.0
@@ -33,6 +33,8 @@ class Surface(Protocol):
 class Live:
     """Shows a run while the block lasts; `look` is called from a thread of its own.
 
+    With a `node` the metrics are that node's only: every node of a job has an endpoint of its own.
+
     >>> with Live(look, surface=Screen(2), page=Address(port=8080)) as live:
     ...     print(live.page_url)
     ...     child.wait()
@@ -45,16 +47,18 @@ class Live:
         surface: Surface | None = None,
         page: Address | None = None,
         metrics: Address | None = None,
+        node: str = "",
         every_s: float = EVERY_S,
     ) -> None:
         self._look, self._surface, self._every_s = look, surface, every_s
+        self._node = node
         self.trouble: Exception | None = None  # why the last look failed
         self._totals = Totals()
         self._lock = threading.Lock()  # requests come in threads of their own; totals are added to meanwhile
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="stoker-live")
         self._open = ExitStack()
-        self._summary = summarise(_NOTHING_YET, ())
+        self._summary = self._blank = summarise(_NOTHING_YET, ())
         self._servers: dict[Address, Server] = {}
         self.page_url = self._serve(page).url_of("/") if page else ""
         self.metrics_url = self._serve(metrics).url_of("/metrics") if metrics else ""
@@ -106,7 +110,7 @@ class Live:
     def _looked(self) -> Summary:
         summary = self._look()
         with self._lock:
-            self._totals.add(summary)
+            self._totals.add(of_node(summary, self._node))
         return summary
 
     # --- serving ----------------------------------------------------------------------------------
@@ -128,5 +132,7 @@ class Live:
         return Answer(content_type="application/json", body=json.dumps(news).encode())
 
     def _metrics(self) -> Answer:
+        summary = self._summary
         with self._lock:
-            return Answer(content_type=CONTENT_TYPE, body=expose(self._summary, self._totals).encode())
+            text = "" if summary is self._blank else expose(of_node(summary, self._node), self._totals)
+        return Answer(content_type=CONTENT_TYPE, body=text.encode())

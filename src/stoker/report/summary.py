@@ -146,6 +146,20 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
     )
 
 
+def of_node(summary: Summary, node: str) -> Summary:
+    """One node's part of a run; what is said of the whole job stays with the node of rank 0."""
+    if not node:
+        return summary
+    first = [rank.node for rank in summary.ranks if rank.rank == 0]
+    return replace(
+        summary,
+        findings=summary.findings if not first or node in first else (),
+        ranks=tuple(rank for rank in summary.ranks if rank.node == node),
+        gpus=tuple(gpu for gpu in summary.gpus if gpu.node == node),
+        hosts=tuple(host for host in summary.hosts if host.node == node),
+    )
+
+
 # --- ranks ----------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,23 +43,26 @@ class Host:
 
 
 def host(recording: Recording, line: Timeline | None) -> Host | None:
-    """The busiest host's readings, or nothing where there are none."""
+    """The busiest host's readings while the loop ran, or nothing where there are none."""
     known = [one for one in recording.hosts if len(one.samples.t)]
     if not known:
         return None
     one = max(known, key=lambda record: np.nan_to_num(np.nanmean(_busy_cores(record))))
+    shm_peak, shm_full_in_s = _shm(one.samples)
+    one = _while_looping(recording, one)
     samples, busy = one.samples, _busy_cores(one)
     waiting = _waiting(samples, line)
-    ours = _ours(samples)
-    shm_peak, shm_full_in_s = _shm(samples)
     workers = samples.mean("workers")
+    delay = (
+        _ratio(samples.mean("workers_delay"), workers) if workers >= 0.5 else samples.mean("trainer_delay")
+    )
     return Host(
         cpus=one.cpus,
         allowed=min(float(one.cpus), one.quota_cores),
         quota=one.quota_cores,
         busy=mean_of(busy.tolist()),
-        wait_busy=_while_waiting(busy if ours is None else ours, waiting, spinning=ours is None),
-        others=math.nan if ours is None else max(mean_of((busy - ours).tolist()), 0.0),
+        wait_busy=_wait_busy(samples, busy, waiting),
+        others=_others(samples, busy),
         iowait=samples.mean("iowait") / 100 * one.cpus,
         read_bytes_s=samples.mean("disk_read"),
         write_bytes_s=samples.mean("disk_write"),
@@ -70,12 +73,10 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         ),
         throttled=samples.mean("throttled") / 100,
         steal=samples.mean("steal") / 100 * one.cpus,
-        delay=_ratio(samples.mean("workers_delay"), workers)
-        if workers >= 0.5
-        else samples.mean("trainer_delay"),
+        delay=delay,
         workers=workers,
-        workers_running=_in_waits(samples, "workers_running", waiting),
-        workers_blocked=_in_waits(samples, "workers_blocked", waiting),
+        workers_running=samples.mean("workers_running"),
+        workers_blocked=samples.mean("workers_blocked"),
         trainer_blocked=samples.mean("trainer_blocked"),
         shm_peak=shm_peak,
         shm_total=samples.mean("shm_total"),
@@ -86,18 +87,33 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
 _REMOTE = ("net_rx", "nfs_read", "lustre_read")
 
 
-def _ours(samples: Samples) -> Floats | None:
-    """Cores that the trainers and their workers use, where that was read."""
-    known = [samples.columns[name] for name in ("workers_cpu", "trainer_cores") if name in samples.columns]
+def _while_looping(recording: Recording, one: HostRecord) -> HostRecord:
+    """The samples between the first step and the last: starting up is another story."""
+    ranks = [rank for rank in recording.ranks if len(rank.steps.end)]
+    if not ranks:
+        return one
+    begin, end = min(rank.steps.start[0] for rank in ranks), max(rank.steps.end[-1] for rank in ranks)
+    t = one.samples.t
+    kept = (np.concatenate([[0.0], t[:-1]]) >= begin) & (t <= end)
+    if kept.sum() < 3:
+        return one
+    columns = {name: column[kept] for name, column in one.samples.columns.items()}
+    return replace(one, samples=Samples(t=t[kept], columns=columns))
+
+
+def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
+    """Cores at work on batches: the workers' and, in waits, the trainer's own; anybody's if that is unknown."""
+    if "trainer_cpu" not in samples.columns:
+        return _while_waiting(busy, waiting)
+    return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _others(samples: Samples, busy: Floats) -> float:
+    """Cores that keep busy what is neither trainer nor worker."""
     if "trainer_cores" not in samples.columns:
-        return None
-    total: Floats = np.nansum(known, axis=0)
-    return total
-
-
-def _in_waits(samples: Samples, name: str, waiting: Floats) -> float:
-    column = samples.columns.get(name)
-    return math.nan if column is None else _while_waiting(column, waiting, spinning=False)
+        return math.nan
+    known = [samples.columns[name] for name in ("workers_cpu", "trainer_cores") if name in samples.columns]
+    return max(mean_of((busy - np.sum(known, axis=0)).tolist()), 0.0)
 
 
 def _busy_cores(record: HostRecord) -> Floats:
@@ -113,14 +129,15 @@ def _busy_cores(record: HostRecord) -> Floats:
 
 def _waiting(samples: Samples, line: Timeline | None) -> Floats:
     """What part of each sample's time the loop waited for a batch."""
-    before = np.concatenate([[0.0], samples.t[:-1]])
+    first = samples.t[:1] - np.median(np.diff(samples.t)) if len(samples.t) > 1 else np.zeros(1)
+    before = np.concatenate([np.maximum(first, 0.0), samples.t[:-1]])
     if line is None:
         return np.zeros(len(samples.t))
     shares: Floats = line.within("data", before, samples.t) / np.maximum(samples.t - before, 1e-9)
     return shares
 
 
-def _while_waiting(values: Floats, waiting: Floats, *, spinning: bool) -> float:
+def _while_waiting(values: Floats, waiting: Floats) -> float:
     """What a reading is while the loop waits: read directly if some samples lie in waits, else by a straight
     line through readings that had more and less waiting in them, else what the waits can have had at most."""
     known = ~np.isnan(values)
@@ -134,9 +151,7 @@ def _while_waiting(values: Floats, waiting: Floats, *, spinning: bool) -> float:
         slope, base = np.polyfit(waiting, values, 1)
         return max(float(slope + base), 0.0)
     mean, share = float(values.mean()), float(waiting.mean())
-    if not spinning:
-        return mean
-    return max(mean - (1 - share), 0.0) / share  # one core waits for the card, spinning, in between
+    return max(mean - (1 - share), 0.0) / share  # in between one core works, or waits for the card, spinning
 
 
 def _ratio(a: float, b: float) -> float:

@@ -21,7 +21,7 @@ def data_starvation(features: Features) -> Finding | Abstention:
         return _by_the_card(features)
     loop = features.loop
     wait = loop.share["data"]
-    steady = wait * (1 - loop.opening)
+    steady = wait * (1 - loop.opening) / max(1 - loop.share["startup"], 0.05)
     if steady < at("data_share"):
         if wait >= at("data_share"):
             why = f"the first batches took {percent(wait)} of this recording; later ones were in time"
@@ -137,8 +137,8 @@ def _workers_seen(host: Host, features: Features) -> float:
 
 def _full(host: Host, features: Features) -> tuple[str, str]:
     """All cores busy: then slow-looking storage is a red herring, its readers do not get to run."""
-    if not above(_busy(host), at("cores_full") * host.allowed):
-        return "", ""
+    if known(host.delay) or not above(_busy(host), at("cores_full") * host.allowed):
+        return "", ""  # where the time without a core was read, that says it better
     others = _others(host, features)
     if above(host.steal, 0.1 * host.allowed) or above(others, at("others") * host.allowed):
         return (
@@ -152,7 +152,8 @@ def _delayed(host: Host, features: Features) -> tuple[str, str]:
     if not above(host.delay, at("delay")):
         return "", ""
     sign = f"what makes batches could run and got no core {percent(min(host.delay, 1))} of the time"
-    return ("cpu" if below(host.others, 0.5) else "contention"), sign
+    crowded = above(host.others, at("others") * host.allowed)
+    return ("contention" if crowded else "cpu"), f"{sign}; {max(host.others, 0):.1f} cores are others'"
 
 
 def _storage(host: Host, features: Features) -> tuple[str, str]:
@@ -183,9 +184,11 @@ def _computing(host: Host, features: Features) -> tuple[str, str]:
 
 
 def _sleeping(host: Host, features: Features) -> tuple[str, str]:
-    """Only worker states tell a lock from what was not seen."""
+    """Only run states tell a lock from what was not seen."""
     if above(host.workers, 0.5) and below(_ratio(host.workers_running, host.workers), 0.2):
         return "lock", f"{host.workers:.0f} workers sleep, on neither disk nor CPU, while the loop waits"
+    if host.workers < 0.5 and below(host.wait_busy, 0.3):
+        return "lock", "the loop makes its batches itself and sleeps meanwhile, on neither disk nor CPU"
     return "", ""
 
 

@@ -19,7 +19,8 @@ from stoker.report.summary import Summary, of_node, summarise
 from stoker.report.totals import Totals
 
 EVERY_S = 1.0
-LOOKING_SHARE = 0.05  # of one core: a look that takes long is taken less often
+LOOKING_SHARE = 0.05  # of one core: a look that takes long is taken less often,
+LOOK_WITHIN_S = 20.0  # but often enough to name a hang while it lasts
 _NOTHING_YET = Recording(title="", wall_s=0.0, ended="running", ranks=(), gpus=(), hosts=())
 
 
@@ -94,7 +95,8 @@ class Live:
         while not self._stop.wait(wait_s):
             began = time.monotonic()
             self._once()
-            wait_s = max(self._every_s, (time.monotonic() - began) / LOOKING_SHARE)
+            took_s = time.monotonic() - began
+            wait_s = max(self._every_s, min(took_s / LOOKING_SHARE, LOOK_WITHIN_S))
 
     def _once(self) -> None:
         try:

@@ -158,6 +158,8 @@ def _gpu(record: RankRecord, t: np.ndarray, rng: np.random.Generator) -> GpuReco
                 "util": 100 * np.clip(busy * 1.2 + noise, 0, 1),
                 "sm_util": 100 * np.clip(busy + noise, 0, 1),
                 "any_tensor_util": 100 * np.clip(busy * 0.34 + noise / 3, 0, 1),
+                "dram_bw_util": 40 * busy,
+                "pcie_rx_mib": 45 * busy,
                 "power_w": 120 + 500 * np.clip(busy + noise, 0, 1),
                 "temp_c": 45 + 10 * busy,
                 "sm_mhz": np.full(len(t), 1950.0),
@@ -174,6 +176,8 @@ def _host(node: str, t: np.ndarray, rng: np.random.Generator) -> HostRecord:
         "shm_used": np.linspace(1e8, 6e9, len(t)),
         "shm_total": np.full(len(t), 64 * 2.0**30),
         "mem_avail": np.full(len(t), 1.2e11),
+        "disk_read": rng.gamma(2, 1e7, len(t)),
+        "disk_write": rng.gamma(1, 1e6, len(t)),
     }
     return HostRecord(node=node, cpus=8, quota_cores=8.0, samples=Samples(t=t, columns=columns))
 

@@ -20,7 +20,7 @@ from made_runs import STARVED, job, until
 from s3_server import free_ports, running
 
 from stoker.findings import Finding
-from stoker.report.dashboard import ALERTS, alert_rules
+from stoker.report.dashboard import ALERTS, alert_rules, dashboard
 from stoker.report.live import Live
 from stoker.report.metrics import expose
 from stoker.report.serve import Address
@@ -76,6 +76,8 @@ def test_values_arrive_and_alerts_fire_and_end(require_binary: Callable[[str], s
         assert ask.until("stoker_step_seconds_count{rank='0'} > 100") > 100
         assert ask.until('rate(stoker_wall_seconds_total{state="data",rank="0"}[3s]) > 0.1') > 0.1
         assert ask.labels("stoker_running") == {"job": run.title, "instance": ask.target}
+        for query in panel_queries():
+            ask.until(query)
         run.findings = [HANG, STARVED]
         ask.until('ALERTS{alertname="StokerHang",kind="collective_hang",alertstate="firing"}')
         ask.until('ALERTS{alertname="StokerWaitsForData",alertstate="firing"}')
@@ -86,6 +88,13 @@ def test_values_arrive_and_alerts_fire_and_end(require_binary: Callable[[str], s
         ask.until('absent(ALERTS{alertname="StokerFinding"})')
         cost = ask.until('stoker_finding_cost_gpu_seconds_total{kind="collective_hang"}')
         assert cost == HANG.gpu_seconds  # what it has cost stays said
+
+
+def panel_queries() -> list[str]:
+    """What the panels of the dashboard ask, with its variables filled in."""
+    panels = json.loads(dashboard())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return [query.replace("$__rate_interval", "3s").replace("$job", ".+") for query in asked]
 
 
 class Run:

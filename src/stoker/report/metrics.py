@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.diagnose.timeline import STATES
+from stoker.report.devices import DeviceSummary
 from stoker.report.readings import GPU, HOST, Reading
-from stoker.report.summary import DeviceSummary, Summary
+from stoker.report.summary import Summary
 from stoker.report.totals import STEP_BUCKETS, Totals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

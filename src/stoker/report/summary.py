@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.findings import Finding
 from stoker.gpus import peaks_of
-from stoker.recording import Floats, HostRecord, Recording, Steps
+from stoker.recording import Floats, Recording, Steps
+from stoker.report.devices import DeviceSummary, gpus_of, hosts_of
 from stoker.report.pace import Pace, pace_of_job, pace_of_rank
-from stoker.report.readings import GPU, HOST, Reading
 from stoker.report.series import Series, bin_edges, series_of
 
 COLUMNS = 300  # of states over time: each is then about three pixels wide
@@ -31,7 +31,6 @@ class RankSummary:
 
     rank: int
     node: str
-    gpu: int | None
     timeline: Timeline
     settled_t: float  # when its last span ended: what comes after may still turn out to belong to one
     state_s: tuple[float, ...]
@@ -44,23 +43,6 @@ class RankSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceSummary:
-    """A card or a host: what it is and what was read of it, one series per reading that was taken."""
-
-    node: str
-    index: int  # -1: a host
-    name: str
-    power_limit_w: float
-    memory_bytes: float
-    cores: float
-    series: tuple[Series, ...]
-
-    def read(self, name: str) -> Series | None:
-        """A reading by its name; None where it was never taken."""
-        return next((series for series in self.series if series.name == name), None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
     """How all ranks' time was spent, stretch by stretch: `share[state, stretch]`, each column sums to 1."""
 
@@ -70,7 +52,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """An event worth a mark on the timeline."""
+    """An event of one rank."""
 
     t: float
     rank: int
@@ -87,7 +69,6 @@ class Summary:
     dropped_s: float  # time before `wall_s` began that was recorded but has been overwritten since
     started: float  # when the run began in seconds since 1970, NaN where unknown
     ended: str
-    gpu_count: int
     price: float | None  # dollars for an hour of one GPU
     findings: tuple[Finding, ...]  # worst first; the first is the verdict
     state_s: tuple[float, ...]  # seconds by state, mean over ranks: they sum to wall_s
@@ -128,7 +109,6 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         dropped_s=float(recording.facts.get("dropped_s", 0.0)),
         started=float(recording.facts.get("started", math.nan)),
         ended=recording.ended,
-        gpu_count=len(recording.gpus),
         price=price,
         findings=tuple(findings),
         state_s=_mean_states(lines),
@@ -138,8 +118,8 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         step_state_s=_step_states(recording, lines),
         step_times=_step_times(recording),
         ranks=ranks,
-        gpus=_gpus(recording),
-        hosts=_hosts(recording),
+        gpus=gpus_of(recording),
+        hosts=hosts_of(recording),
         marks=_marks(recording),
         missing=tuple(map(str, recording.facts.get("missing", ()))),
         facts=tuple((key, _plain(value)) for key, value in recording.facts.items() if key not in _NOT_FACTS),
@@ -171,7 +151,6 @@ def _ranks(recording: Recording, lines: Sequence[Timeline]) -> tuple[RankSummary
         RankSummary(
             rank=record.rank,
             node=record.node,
-            gpu=record.gpu,
             timeline=line,
             settled_t=float(record.spans.end.max()) if len(record.spans.end) else 0.0,
             state_s=tuple(line.seconds().values()),
@@ -252,67 +231,7 @@ def _step_times(recording: Recording) -> Series:
     return replace(series, average=float(took.mean()))
 
 
-# --- devices, events, facts -----------------------------------------------------------------------
-
-
-def _gpus(recording: Recording) -> tuple[DeviceSummary, ...]:
-    edges = bin_edges(recording.wall_s, _points(len(recording.gpus)))
-    return tuple(
-        DeviceSummary(
-            node=gpu.node,
-            index=gpu.index,
-            name=gpu.name,
-            power_limit_w=gpu.power_limit_w,
-            memory_bytes=float(gpu.memory_bytes),
-            cores=math.nan,
-            series=_readings(GPU, gpu.samples.t, gpu.samples.columns, edges),
-        )
-        for gpu in recording.gpus
-    )
-
-
-def _hosts(recording: Recording) -> tuple[DeviceSummary, ...]:
-    edges = bin_edges(recording.wall_s, _points(len(recording.hosts)))
-    return tuple(
-        DeviceSummary(
-            node=host.node,
-            index=-1,
-            name=host.node,
-            power_limit_w=math.nan,
-            memory_bytes=math.nan,
-            cores=min(float(host.cpus), host.quota_cores),
-            series=_readings(HOST, host.samples.t, _with_cpu(host), edges),
-        )
-        for host in recording.hosts
-    )
-
-
-def _with_cpu(host: HostRecord) -> dict[str, Floats]:
-    """A host's columns; where only single cores were read, their mean is the CPU's."""
-    columns = host.samples.columns
-    cores = [
-        column
-        for name, column in columns.items()
-        if name.startswith(("cpu_", "core.")) and name[-1].isdigit()
-    ]
-    return columns if "cpu" in columns or not cores else {**columns, "cpu": np.mean(cores, axis=0)}
-
-
-def _points(devices: int) -> int:
-    """Points of a series: fewer the more devices there are, so that a report of a cluster stays small."""
-    return max(100, 1000 // max(1, devices))
-
-
-def _readings(
-    table: Iterable[Reading], t: Floats, columns: dict[str, Floats], edges: Floats
-) -> tuple[Series, ...]:
-    return tuple(
-        series_of(
-            reading.name, unit=reading.unit, t=t, values=columns[reading.column] * reading.scale, edges=edges
-        )
-        for reading in table
-        if reading.column in columns and not np.isnan(columns[reading.column]).all()
-    )
+# --- events and facts -----------------------------------------------------------------------------
 
 
 def _marks(recording: Recording) -> tuple[Mark, ...]:

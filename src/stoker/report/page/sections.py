@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.diagnose.timeline import STATES
 from stoker.findings import Finding
+from stoker.report.devices import DeviceSummary
 from stoker.report.page.charts import Line, bar, lines, stack
 from stoker.report.page.markup import Html, join, tag
 from stoker.report.page.tables import (
@@ -23,7 +24,7 @@ from stoker.report.page.tables import (
 )
 from stoker.report.phrases import kind_of, sentence
 from stoker.report.series import Series, combined
-from stoker.report.summary import DeviceSummary, Summary
+from stoker.report.summary import Summary
 from stoker.report.units import amount, money, percent, seconds, times, words
 
 MARKS_SHOWN = 40

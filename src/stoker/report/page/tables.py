@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from stoker.diagnose.timeline import STATES
+from stoker.report.devices import DeviceSummary
 from stoker.report.page.charts import bar, spark
 from stoker.report.page.markup import Html, join, tag
-from stoker.report.summary import DeviceSummary, RankSummary, Summary
+from stoker.report.summary import RankSummary, Summary
 from stoker.report.units import percent, quantity, seconds, size, words
 
 RANKS_SHOWN = 64

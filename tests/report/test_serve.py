@@ -143,6 +143,13 @@ def test_nodes_that_share_a_run_folder_count_every_rank_once(summary: Summary) -
     assert found == [["1.0"], ["0.0"]]  # told by the node of rank 0
 
 
+def test_a_second_port_that_is_taken_closes_the_first_again(server: Server, summary: Summary) -> None:
+    taken = Address(port=urlsplit(server.url_of("/")).port or 0)
+    with pytest.raises(StorageError, match="cannot listen"):
+        Live(lambda: summary, page=LOCAL, metrics=taken)
+    # the thread of the first server would fail this test
+
+
 def test_nothing_is_exposed_before_the_first_look(summary: Summary) -> None:
     gate = threading.Event()
 

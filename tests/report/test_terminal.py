@@ -8,6 +8,7 @@ import pty
 import re
 import struct
 import termios
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from made_runs import HEALTHY, flat, until
 
 from stoker.recording import Recording
 from stoker.report.card import card_text, show_card
+from stoker.report.live import Live
 from stoker.report.panel import HEIGHT, Lines, Screen, panel_for
 from stoker.report.summary import Summary, summarise
 
@@ -118,6 +120,20 @@ def test_a_terminal_that_changes_its_size_is_divided_anew(summary: Summary) -> N
         screen.show(summary)
         assert f"\x1b[1;{30 - HEIGHT}r" in shown()
         screen.close()
+
+
+def test_a_terminal_that_is_gone_disturbs_nobody(summary: Summary) -> None:
+    with terminal(rows=40, columns=120) as (file, shown):
+        screen = Screen(file)
+        screen.show(summary)
+        shown()
+        gone = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(gone, file.fileno())
+        os.close(gone)
+        with Live(lambda: summary, surface=screen) as live:
+            while live.trouble is None:
+                time.sleep(0.005)
+    assert isinstance(live.trouble, OSError)
 
 
 def test_a_small_terminal_is_left_to_the_program(summary: Summary) -> None:

@@ -36,7 +36,7 @@ class Live:
 
     With a `node` the metrics are that node's only: every node of a job has an endpoint of its own.
 
-    >>> with Live(look, surface=Screen(2), page=Address(port=8080)) as live:
+    >>> with Live(look, surface=Screen(sys.stderr), page=Address(port=8080)) as live:
     ...     print(live.page_url)
     ...     child.wait()
     """
@@ -53,16 +53,17 @@ class Live:
     ) -> None:
         self._look, self._surface, self._every_s = look, surface, every_s
         self._node = node
-        self.trouble: Exception | None = None  # why the last look failed
+        self.trouble: Exception | None = None  # why the last look was not shown
         self._totals = Totals()
         self._lock = threading.Lock()  # requests come in threads of their own; totals are added to meanwhile
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="stoker-live")
-        self._open = ExitStack()
         self._summary = self._blank = summarise(_NOTHING_YET, ())
         self._servers: dict[Address, Server] = {}
-        self.page_url = self._serve(page).url_of("/") if page else ""
-        self.metrics_url = self._serve(metrics).url_of("/metrics") if metrics else ""
+        with ExitStack() as opened:  # a second port that is taken closes the first again
+            self.page_url = self._serve(page, opened).url_of("/") if page else ""
+            self.metrics_url = self._serve(metrics, opened).url_of("/metrics") if metrics else ""
+            self._open = opened.pop_all()
         if surface is not None:
             self._open.callback(surface.close)
         start(self._thread)
@@ -101,13 +102,13 @@ class Live:
     def _once(self) -> None:
         try:
             self._summary = self._looked()
+            if self._surface:
+                self._surface.show(self._summary)
+            self.trouble = None
         except Exception as error:
-            # A file read while it is written, or a fault of ours: neither may disturb the program observed.
+            # A file read while it is written, a terminal that is gone, or a fault of ours: none of them may
+            # disturb the program observed.
             self.trouble = error
-            return
-        self.trouble = None
-        if self._surface:
-            self._surface.show(self._summary)
 
     def _looked(self) -> Summary:
         summary = self._look()
@@ -117,12 +118,12 @@ class Live:
 
     # --- serving ----------------------------------------------------------------------------------
 
-    def _serve(self, address: Address) -> Server:
+    def _serve(self, address: Address, opened: ExitStack) -> Server:
         """Every server answers every path: one address for page and metrics needs one server."""
         if address not in self._servers:
             routes = {"/": self._page, "/page.json": self._news, "/metrics": self._metrics}
             server = Server(address, routes, token=token_for(address))
-            self._servers[address] = self._open.enter_context(server)
+            self._servers[address] = opened.enter_context(server)
         return self._servers[address]
 
     def _page(self) -> Answer:

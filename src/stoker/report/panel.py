@@ -7,6 +7,7 @@ scroll only what lies above the panel, and each refresh is one write that puts t
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from io import StringIO
 from typing import TextIO
 
@@ -56,8 +57,9 @@ class Screen:
         self._write(f"{_SAVE}{drawn}{_RESTORE}")
 
     def close(self) -> None:
-        """Undivide the terminal; safe twice."""
-        self._release()
+        """Undivide the terminal; safe twice, and where the terminal is gone."""
+        with suppress(OSError):
+            self._release()
 
     def _divide(self, size_now: os.terminal_size) -> None:
         # Scroll first, so that what stands in the last lines moves up instead of being painted over.

@@ -79,6 +79,8 @@ def lines(
     limit: float = math.nan,
 ) -> Html:
     """Lines over time with bands from lowest to highest, from zero to `top` (or a round number above all)."""
+    if not given:
+        return tag("p", "Not read.", class_="note")
     highest = max((float(line.series.high.max()) for line in given if len(line.series.high)), default=0.0)
     ceiling = top if math.isfinite(top) else _round_up(max(highest, limit if math.isfinite(limit) else 0.0))
     drawn: list[Html] = []
@@ -90,7 +92,7 @@ def lines(
             tag(
                 "path",
                 class_=f"line c-{line.colour}",
-                d=_path(x, y, gap=line.gap_s / wall_s * WIDTH),
+                d=_path(x, y, gap=line.gap_s / max(wall_s, 1e-9) * WIDTH),
                 data_name=line.name,
             )
         )

@@ -115,13 +115,9 @@ def gpus(summary: Summary) -> Html:
     return join(
         tag("h2", "GPU"),
         tag("h3", "Activity" + _over(summary.gpus)),
-        lines(activity, unit="ratio", wall_s=summary.wall_s, title="GPU activity", top=1.0)
-        if activity
-        else Html(),
+        lines(activity, unit="ratio", wall_s=summary.wall_s, title="GPU activity", top=1.0),
         tag("h3", "Power" + _over(summary.gpus)),
-        lines(power, unit="watts", wall_s=summary.wall_s, title="GPU power", limit=limit)
-        if power
-        else Html(),
+        lines(power, unit="watts", wall_s=summary.wall_s, title="GPU power", limit=limit),
         cards_table(summary),
     )
 
@@ -145,7 +141,7 @@ def hosts(summary: Summary) -> Html:
     plots = _lines_of(summary.hosts, (("cpu_busy", "CPU"), ("cpu_iowait", "waiting for I/O")))
     return join(
         tag("h2", "Host"),
-        lines(plots, unit="ratio", wall_s=summary.wall_s, title="CPU", top=1.0) if plots else Html(),
+        lines(plots, unit="ratio", wall_s=summary.wall_s, title="CPU", top=1.0),
         hosts_table(summary),
     )
 

@@ -32,6 +32,7 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["stage", "--help"]),
         (HELP, ["stage", "run", "--help"]),
         (HELP, ["checkpoint", "ls", "--help"]),
+        (HELP, ["metrics", "--help"]),
     ],
     ids=[
         "import",
@@ -42,6 +43,7 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         "stage-help",
         "stage-run-help",
         "checkpoint-help",
+        "metrics-help",
     ],
 )
 def test_no_heavy_package_is_loaded(

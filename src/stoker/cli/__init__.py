@@ -17,6 +17,10 @@ class _Verbs(click.Group):
         "prepare": "stoker.cli.prepare",
         "stage": "stoker.cli.stage",
         "checkpoint": "stoker.cli.checkpoint",
+        "watch": "stoker.cli.watch",
+        "diagnose": "stoker.cli.diagnose",
+        "report": "stoker.cli.report",
+        "metrics": "stoker.cli.metrics",
         "doctor": "stoker.cli.doctor",
     }
 

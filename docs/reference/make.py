@@ -1,6 +1,6 @@
 """Writes the pages of docs/reference that the code itself knows: `python docs/reference/make.py [--check]`.
 
-cli.md comes from the commands' own help, checks.md from the list of checks, metrics.md from the table of metrics.
+cli.md comes from the commands' own help, checks.md from the list of checks, metrics.md from its table.
 """
 
 from __future__ import annotations

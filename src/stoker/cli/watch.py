@@ -94,8 +94,8 @@ def _say_ceiling(folder: Path) -> None:
         return
     click.echo(
         f"what if: a step takes {1e3 * found.real_step_s:.1f} ms, with cached batches"
-        f" {1e3 * found.cached_step_s:.1f} ms: a perfect loader would make it {found.speedup:.2f} times as fast"
-        f" ({found.real_steps} and {found.cached_steps} steps measured)",
+        f" {1e3 * found.cached_step_s:.1f} ms: a perfect loader would make it"
+        f" {found.speedup:.2f} times as fast ({found.real_steps} and {found.cached_steps} steps measured)",
         err=True,
     )
 

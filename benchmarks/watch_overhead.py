@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import platform
-import resource
 import socket
 import statistics
 import subprocess
@@ -125,19 +124,27 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def sampler_share(seconds: float = 10.0) -> float:
-    """CPU seconds a second of a watcher at 1 Hz beside a command that does nothing; start and end apart."""
+def sampler_share(seconds: float = 20.0) -> float:
+    """CPU seconds a second of a watcher at 1 Hz beside a command that does nothing, once it has started."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "stoker.cli", "watch", "--out", f"{folder}/run", "--"]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        with subprocess.Popen(
+            [*command, "sleep", str(seconds + 4)],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as watcher:
+            time.sleep(3)
+            began = cpu_s_of(watcher.pid)
+            time.sleep(seconds)
+            return (cpu_s_of(watcher.pid) - began) / seconds
 
-    def cpu_of(command_s: float) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            command = [sys.executable, "-m", "stoker.cli", "watch", "--out", f"{folder}/run", "--"]
-            environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-            subprocess.run([*command, "sleep", str(command_s)], env=environ, capture_output=True, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    return max(0.0, cpu_of(seconds) - cpu_of(0.0)) / seconds
+def cpu_s_of(pid: int) -> float:
+    """CPU time of all threads of a process, in the scheduler's nanoseconds."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
 
 
 def costs(blocks: list[dict[str, dict[str, float]]], mode: str, clock: str) -> dict[str, float]:

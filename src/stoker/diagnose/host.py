@@ -102,7 +102,7 @@ def _while_looping(recording: Recording, one: HostRecord) -> HostRecord:
 
 
 def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
-    """Cores at work on batches: the workers' and, in waits, the trainer's own; anybody's if that is unknown."""
+    """Cores at work on batches: the workers' and, in waits, the trainer's own; if unknown, anybody's."""
     if "trainer_cpu" not in samples.columns:
         return _while_waiting(busy, waiting)
     return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)

@@ -117,6 +117,8 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     card, loop = seen.card, seen.loop
     if card is None and (not loop.steps or seen.facts.get("gpu")):
         return "the GPU was not read"
+    if seen.ended and seen.ended not in ("exit 0", "running"):
+        return f"it ended badly: {seen.ended[:200]}"
     if loop.steps and any(one.kind.endswith("hang") and one.missing for one in abstained):
         return "a long stop could not be explained"
     if card is not None and card.working_util < 70:

@@ -59,6 +59,7 @@ THRESHOLDS = {
     ),
     "pause_share": Threshold(0.05, "of the wall time in pauses: below it saving is cheap enough"),
     "written": Threshold(50e6, "bytes written in one pause: smaller than any checkpoint that takes time"),
+    "written_s": Threshold(30e6, "bytes a second in a pause: no local disk that one waits for is slower"),
     "shm_full": Threshold(0.85, "of /dev/shm: one more batch a worker may not fit"),
     "shm_soon": Threshold(3.0, "recorded lengths until the trend fills /dev/shm, and at least five minutes"),
     # --- working

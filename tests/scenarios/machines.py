@@ -1,4 +1,4 @@
-"""Machines as they are found: a core of one's own only, a CPU quota, busy neighbours, a slow disk, a tiny /dev/shm.
+"""Machines as they are found: one core, a CPU quota, busy neighbours, a slow disk, a tiny /dev/shm.
 
 Each is a context manager that yields words to put before a command.
 """

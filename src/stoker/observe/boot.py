@@ -1,6 +1,6 @@
 """No-code attach: arms an importer that hooks torch when, and only when, a process imports it.
 
-This file is run by path from a `sitecustomize` or a `.pth` line (observe/attach.py writes them), before the
+This file is run by path from a `sitecustomize` or a `.pth` line (observe/inject.py writes them), before the
 program, in every Python process below `stoker watch`: pip, launchers and loader workers too. So it imports
 next to nothing, and nothing of stoker until torch has been imported. It must never break its host.
 """
@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+HANDLE = "_stoker_watch"  # in sys.modules: the hooks of this process, whichever stoker they came from
 VARIABLE = "STOKER_WATCH"  # the run folder; set by `stoker watch` for what it starts
 
 # Modules after whose import something is hooked; observe/hooks.py says what.

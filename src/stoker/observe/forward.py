@@ -28,22 +28,28 @@ class Roots:
         self._switch = Switch(probe, "forward")
         self._roots: list[Any] = []  # weak references to modules
         self._optimizers: set[int] = set()
-        self._trust_mode = True
+        self._fetched: Any = _nothing  # a weak reference to the iterator of the last batch
+        self._training = weakref.WeakSet[Any]()  # iterators of whose batches a gradient was taken
         self._called = False
         self._steps_until_children = _PATIENCE
 
-    def evaluating(self) -> bool:
-        """Is a batch asked for now one to evaluate on? Gradients are off, or the model is in that mode."""
-        torch = sys.modules["torch"]
-        if not torch.is_grad_enabled():
+    def evaluating(self, iterator: Any) -> bool:
+        """Is a batch asked for now one to evaluate on? Gradients are off, or the model is in that mode and
+        the iterator is not one that trains: some fetch a training batch before they leave the mode."""
+        if self._fetched() is not iterator:
+            self._fetched = weakref.ref(iterator)
+        if not sys.modules["torch"].is_grad_enabled():
             return True
-        root = self._roots[0]() if self._roots and self._trust_mode else None
-        return root is not None and not root.training
+        root = self._roots[0]() if self._roots else None
+        return root is not None and not root.training and iterator not in self._training
 
-    def trains_in_evaluation_mode(self) -> None:
-        """A backward on a batch taken for evaluation: some fine-tune with dropout off."""
-        self._trust_mode = False
-        self._probe.forget_evaluation()
+    def trains(self) -> None:
+        """A gradient is taken: the last batch was one to train on, whatever mode the model is in."""
+        iterator = self._fetched()
+        if iterator is not None and iterator not in self._training:
+            self._training.add(iterator)
+        if self._probe.evaluating:
+            self._probe.forget_evaluation()
 
     def stepped(self, optimizer: Any) -> None:
         """After each optimizer step: look up the modules of one not seen before."""
@@ -106,6 +112,10 @@ class Roots:
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():
             self._probe.tell(gpu=physical_card(torch.cuda.current_device()))
+
+
+def _nothing() -> None:
+    """A weak reference to nothing."""
 
 
 def roots_of(parameters: set[int]) -> list[Any]:

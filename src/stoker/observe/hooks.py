@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from stoker.observe.batches import batch_bytes, loader_facts, tokens_of
-from stoker.observe.boot import VARIABLE
+from stoker.observe.boot import HANDLE, VARIABLE
 from stoker.observe.device import hook_copies, hook_syncs
 from stoker.observe.forward import Roots
 from stoker.observe.probe import Probe
@@ -36,7 +36,7 @@ _EXPOSED_S = 0.0002  # a shorter wait for gradients is the engine's own bookkeep
 
 def after_import(module: ModuleType) -> None:
     """Hook a module that has just been imported."""
-    probe, roots = _here()
+    probe, roots = here()
     for install in HOOKS.get(module.__name__, ()):
         name = install.__name__.removeprefix("hook_")
         try:
@@ -46,8 +46,9 @@ def after_import(module: ModuleType) -> None:
 
 
 @cache
-def _here() -> tuple[Probe, Roots]:
+def here() -> tuple[Probe, Roots]:
     """One probe a process, made with the first hook."""
+    sys.modules[HANDLE] = sys.modules[__name__]
     probe = Probe(Path(os.environ[VARIABLE]))
     return probe, Roots(probe)
 
@@ -65,7 +66,7 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
         if not switch.on:
             return original(self)
         try:
-            evaluating = roots.evaluating()
+            evaluating = roots.evaluating(self)
             start = probe.begin_data(evaluating=evaluating)
         except Exception as error:
             switch.fail(error)
@@ -107,8 +108,7 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     exposed_switch = Switch(probe, "exposed collectives")
 
     def begin(kind: str) -> float:
-        if probe.evaluating:
-            roots.trains_in_evaluation_mode()
+        roots.trains()
         return probe.begin_training(kind)
 
     timed_backward = timed(probe, switch, "backward", original, begin=begin)

@@ -3,9 +3,8 @@ cards and the processes' states show, and stacks where py-spy is installed and p
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import select
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,8 @@ from stoker.errors import UsageError
 from stoker.observe.watch import Node, Options, begin_run, sampling
 from stoker.runs.files import Clock, Events, process_key, write_meta
 
-_STACK_EVERY_S = 10.0
+_LOOK_S = 0.5
+_LOOKS_PER_STACK = 20
 _MISSING = (
     "no spans and no steps: the process was observed from outside; start it with `stoker watch -- …` for them"
 )
@@ -42,18 +42,28 @@ def watch_pid(pid: int, options: Options) -> int:
 def _until_it_ends(pid: int, stacks: _Stacks) -> str:
     """`ended`, or `running` where we were interrupted first."""
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    handle = os.pidfd_open(pid)  # tells the end of a process that is not a child
     try:
-        while True:
-            stacks.take()
-            if select.select([handle], [], [], _STACK_EVERY_S)[0]:
-                return "ended"
+        for look in itertools.count():
+            if not _lives(pid):
+                break
+            if look % _LOOKS_PER_STACK == 0:
+                stacks.take()
+            time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         return "running"
     finally:
-        os.close(handle)
         for number, action in before.items():
             signal.signal(number, action)
+
+    return "ended"
+
+
+def _lives(pid: int) -> bool:
+    """Not gone, and not a zombie. It is no child of ours, so nothing tells us its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _interrupt(*_: object) -> None:

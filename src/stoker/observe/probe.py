@@ -56,6 +56,7 @@ class Probe:
         self._steppers: set[int] = set()
         self._tokens = -1
         self._evaluation_start = self._evaluation_end = 0.0
+        self._exhausted = False  # the loader evaluated on has come to its end
         key = process_key(node_name(), os.getpid())
         self.events = Events(self._folder / f"events-{key}.jsonl")
 
@@ -75,6 +76,8 @@ class Probe:
         if _ident() == self.loop:
             self._leave(kind)
             self.touched = now
+            if self._evaluation_start and kind == "forward":
+                self._evaluation_end = now
         recorder = self.recorder
         if recorder is not None and start:
             recorder.write(kind, start, now, self.number if self._step_start else NO_STEP, moved_bytes)
@@ -112,8 +115,8 @@ class Probe:
         if _ident() != self.loop:
             return
         if last and self._evaluation_start:
-            self._evaluation_end = now
-        elif tokens >= 0 and not self._evaluation_start:
+            self._evaluation_end, self._exhausted = now, True
+        elif tokens >= 0 and not self._evaluation_start and not self.inside("data"):
             self._tokens = max(self._tokens, 0) + tokens
 
     def begin_training(self, kind: str) -> float:
@@ -147,8 +150,8 @@ class Probe:
             self._evaluation_start = now
         elif not evaluating and self._evaluation_start:
             self.write("evaluation", self._evaluation_start, self._evaluation_end or now)
-            self._evaluation_start = 0.0
-        self._evaluation_end = 0.0
+            self._evaluation_start = self._evaluation_end = 0.0
+        self._exhausted = False
 
     def _finish_step(self) -> None:
         if self._stepped_at and self._steps is not None and self.recorder is not None:
@@ -165,7 +168,8 @@ class Probe:
 
     @property
     def evaluating(self) -> bool:
-        return self._evaluation_start > 0.0 and not self._evaluation_end
+        """Is a batch taken for evaluation the last one seen?"""
+        return self._evaluation_start > 0.0 and not self._exhausted
 
     # --- files ------------------------------------------------------------------------------------
 

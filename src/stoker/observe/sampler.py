@@ -7,18 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
+from stoker.observe.cards import Cards
 from stoker.observe.host import Host
 from stoker.observe.tasks import Tasks
 from stoker.runs.files import Rows
-
-
-class Cards(Protocol):
-    """The cards of a machine, from NVML, a dcgm exporter or a dmon log. Called by the sampler's thread."""
-
-    def read(self, t: float) -> dict[int, dict[str, float]]: ...
-    def close(self) -> None: ...
 
 
 class Sampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError
-from stoker.observe.attach import attached, not_attachable
 from stoker.observe.cards import open_cards
 from stoker.observe.cgroup import Cgroup
 from stoker.observe.ending import ending
+from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers
 from stoker.observe.whatif import VARIABLE as WHAT_IF
 from stoker.runs.files import Clock, node_name, read_meta, write_meta
@@ -23,7 +24,7 @@ from stoker.runs.files import Clock, node_name, read_meta, write_meta
 _PASSED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
-_FROM_KERNEL = 128  # si_code of what a terminal sends: the child, in the same group, has it already
+_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +85,10 @@ def watch(command: Sequence[str], options: Options, *, environ: Mapping[str, str
     if options.what_if:
         environ = {**environ, WHAT_IF: options.what_if}
     kills = _oom_kills()
-    with attached(command, options.folder, environ) as child_environ, _signals_held():
+    with injected(command, options.folder, environ) as child_environ, _signals() as came:
         pid = _spawn(command, child_environ)
         with sampling(options, node, lambda: trainers(options.folder, node.name)):
-            status = _wait(pid)
+            status = _wait(pid, came)
     ended = ending(status, folder=options.folder, pid=pid, oom_kills=_oom_kills() - kills)
     node.tell(ended=ended, ended_at=time.time())
     return status if status >= 0 else 128 - status
@@ -118,36 +119,50 @@ def sampling(options: Options, node: Node, pids: Callable[[], list[int]]) -> Ite
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Signals wait for `_wait`; threads begun meanwhile leave them to it too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
+def _signals() -> Iterator[int]:
+    """A pipe into which the number of each signal is written. Whatever thread the kernel chooses for it: a
+    library may have started some before us, so blocking signals in this one would not do."""
+    came, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    numbers = [n for n in (*_PASSED_ON, signal.SIGCHLD) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
-        yield
+        yield came
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, action in before.items():
+            signal.signal(number, action)
+        signal.set_wakeup_fd(wakeup)
+        os.close(came)
+        os.close(writing)
 
 
 def _spawn(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start it with our input, output and process group, and with signals as a shell would give them."""
     try:
-        return os.posix_spawnp(
-            command[0], list(command), environ, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ)
-        )
+        return os.posix_spawnp(command[0], list(command), environ, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}", hint="check the command") from error
 
 
-def _wait(pid: int) -> int:
+def _wait(pid: int, came: int) -> int:
     """Pass signals on until the child has ended; gives its exit code, or minus the signal's number."""
     while True:
-        came = signal.sigwaitinfo((*_PASSED_ON, signal.SIGCHLD))
-        if came.si_signo != signal.SIGCHLD:
-            if came.si_code != _FROM_KERNEL:
-                os.kill(pid, came.si_signo)
-            continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
+        select.select([came], [], [])
+        for number in os.read(came, 64):
+            if number != signal.SIGCHLD and not (number in _FROM_TERMINAL and _in_foreground()):
+                os.kill(pid, number)
+
+
+def _in_foreground() -> bool:
+    """Then a terminal's Ctrl-C went to the whole group, and the child has it already."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _claims_machine(folder: Path, node: str) -> bool:

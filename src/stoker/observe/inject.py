@@ -42,7 +42,7 @@ _RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 
 
 @contextmanager
-def attached(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def injected(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """The environment in which the command's Python processes attach to the run folder."""
     place = folder.absolute() / ".attach"
     place.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,138 @@
+"""The machine and the job's processes, read from files like the kernel's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.observe.cgroup import Cgroup
+from stoker.observe.host import Host
+from stoker.observe.mounts import lustre_counters, nfs_counters
+from stoker.observe.tasks import Tasks
+
+NFS = """\
+device proc mounted on /proc with fstype proc
+device server:/data mounted on /data with fstype nfs4 statvers=1.1
+\tage:\t100
+\tbytes:\t1000 0 0 0 4096 512 1 1
+\tper-op statistics
+\t        READ: 10 10 0 1000 5000 3 70 80 0
+\t       WRITE: 2 2 0 900 100 1 10 12 0
+device other:/x mounted on /x with fstype nfs statvers=1.1
+\tbytes:\t1 0 0 0 4 8 1 1
+"""
+LUSTRE = "snapshot_time 1 secs\nread_bytes 12 samples [bytes] 4096 1048576 9437184\nopen 5 samples [usecs]\n"
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def machine(
+    root: Path, *, busy: int, waiting: int, sectors: int, pressure_us: int, throttled_us: int
+) -> None:
+    """A kernel's files after some time: core 0 busy for some ticks, one disk, one group."""
+    core = min(os.sched_getaffinity(0))
+    write(
+        root,
+        {
+            "proc/stat": f"cpu  1 1 1 1\ncpu{core} {busy} 0 0 {100 - busy} {waiting} 0 0 0\nintr 5\n",
+            "proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n",
+            "proc/diskstats": f"8 0 sda 5 0 {sectors} 0 0 0 0 0 0 500 900\n8 1 sda1 5 0 9 0 0 0 0 0 0 1 1\n",
+            "proc/net/dev": "a\nb\n lo: 9 0 0 0 0 0 0 0 9\neth0: 100 0 0 0 0 0 0 0 50 0\n",
+            "proc/pressure/io": f"some avg10=0.00 total={pressure_us}\nfull avg10=0.00 total=0\n",
+            "proc/self/cgroup": "0::/job\n",
+            "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
+            "sys/fs/cgroup/job/cgroup.events": "populated 1\n",
+            "sys/fs/cgroup/job/cpu.stat": f"usage_usec 5\nthrottled_usec {throttled_us}\n",
+            "sys/fs/cgroup/job/cpu.max": "150000 100000\n",
+            "sys/fs/cgroup/job/memory.current": "2048\n",
+            "sys/fs/cgroup/job/memory.max": "4096\n",
+            "sys/fs/cgroup/job/memory.events": "oom 0\noom_kill 3\n",
+            "sys/block/sda/size": "1\n",
+            "dev/shm/x": "",
+        },
+    )
+
+
+def test_counters_become_rates_and_shares(tmp_path: Path) -> None:
+    machine(tmp_path, busy=0, waiting=0, sectors=0, pressure_us=0, throttled_us=0)
+    host = Host(tmp_path)
+    assert "cpu" not in host.read(10.0), "a rate needs two readings"
+    machine(tmp_path, busy=80, waiting=20, sectors=2000, pressure_us=500_000, throttled_us=1_000_000)
+    found = host.read(12.0)
+    host.close()
+    assert found["disk_read"] == 2000 * 512 / 2
+    assert found["psi_io"] == pytest.approx(25.0)
+    assert found["throttled"] == pytest.approx(50.0)
+    assert (found["mem_total"], found["mem_avail"]) == (1000 * 1024, 400 * 1024)
+    assert (found["cgroup_used"], found["cgroup_limit"], found["oom_kills"]) == (2048, 4096, 3)
+    assert found["iowait"] > 0
+    assert found["net_rx"] == 0
+
+
+def test_the_quota_is_read_in_cores_from_both_versions(tmp_path: Path) -> None:
+    machine(tmp_path / "two", busy=0, waiting=0, sectors=0, pressure_us=0, throttled_us=0)
+    assert Cgroup.here(tmp_path / "two").quota_cores() == 1.5
+    write(
+        tmp_path / "one",
+        {
+            "proc/self/cgroup": "2:cpu,cpuacct:/job\n1:memory:/job\n",
+            "sys/fs/cgroup/cpu/job/cpu.stat": "throttled_time 5\n",
+            "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "200000\n",
+            "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    assert Cgroup.here(tmp_path / "one").quota_cores() == 2.0
+    assert Cgroup.here(tmp_path / "none").quota_cores() is None
+
+
+def test_network_filesystems_are_summed_over_their_mounts() -> None:
+    assert nfs_counters(NFS) == {
+        "nfs_read": 4100.0,
+        "nfs_write": 520.0,
+        "nfs_ops": 12.0,
+        "nfs_rtt_total_ms": 80.0,
+    }
+    assert lustre_counters([LUSTRE]) == {"lustre_read": 9437184.0, "lustre_write": 0.0, "lustre_ops": 17.0}
+
+
+def test_this_machine_can_be_read() -> None:
+    host = Host()
+    host.read(1.0)
+    found = host.read(2.0)
+    host.close()
+    assert {"mem_total", "mem_avail", "shm_total", "net_rx"} <= set(found)
+
+
+def test_workers_are_found_by_name_and_leave_with_their_end() -> None:
+    program = (
+        "import os, sys\n"
+        "for name in ('pt_data_worker', 'other'):\n"
+        "    if not os.fork():\n"
+        "        open('/proc/self/comm', 'w').write(name)\n"
+        "        print('ready', flush=True)\n"
+        "        sys.stdin.read()\n"
+        "        os._exit(0)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert [trainer.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        tasks = Tasks()
+        tasks.read(1.0, [trainer.pid])
+        found = tasks.read(2.0, [trainer.pid])
+        assert (found["workers"], found["workers_sleeping"]) == (1, 1)
+        assert found["trainer_cpu"] >= 0
+        assert found["workers_read_calls"] >= 0
+        assert tasks.read(3.0, []) == {}
+        tasks.close()
+        trainer.communicate("")

@@ -1,0 +1,172 @@
+"""The run folder: what processes write is read back as one recording, whole, merged, on one clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import runs
+from stoker.errors import BadInputError
+from stoker.recording import KINDS
+from stoker.runs.columns import read_events, read_rows
+from stoker.runs.files import Clock, Events, Rows, process_key, write_meta
+from stoker.spans import Ring
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGAN = 1_700_000_000.0
+
+
+class Process:
+    """Writes what a training process would; its clock reads `offset_s` less than the time of day."""
+
+    def __init__(
+        self, folder: Path, *, rank: int, pid: int, boot: str = "b", offset_s: float = BEGAN, **facts: Any
+    ) -> None:
+        self.key = process_key(boot, pid)
+        clock = {"boot": boot, "offset_s": offset_s}
+        known = {"key": self.key, "pid": pid, "node": boot, "rank": rank, "began": BEGAN, "clock": clock}
+        write_meta(folder / f"proc-{self.key}.json", {**known, **facts})
+        self.spans = Ring(folder / f"spans-{self.key}.ring", capacity=64, rank=rank)
+        self.steps = Ring(folder / f"steps-{self.key}.ring", capacity=64, rank=rank)
+        self.events = Events(folder / f"events-{self.key}.jsonl")
+
+    def span(self, kind: str, start: float, end: float, *, step: int = 0, thread: int = 0) -> None:
+        self.spans.write(kind, start, end, step, 0, thread)
+
+    def step(self, number: int, start: float, end: float, *, tokens: int = -1, thread: int = 0) -> None:
+        self.steps.write("step", start, end, number, tokens, thread)
+
+
+def watcher(folder: Path, **facts: Any) -> None:
+    clock = {"boot": "b", "offset_s": BEGAN}
+    known = {"title": "train.py", "node": "b", "pid": os.getpid(), "began": BEGAN, "clock": clock}
+    write_meta(folder / "node-b-1.json", {**known, "cpus": 2, "samples": True, **facts})
+
+
+def test_a_folder_without_a_run_is_said_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="holds no run"):
+        runs.read(tmp_path)
+
+
+def test_spans_and_steps_of_the_loops_thread_are_read_back(tmp_path: Path) -> None:
+    watcher(tmp_path, ended="exit 0", ended_at=BEGAN + 10)
+    process = Process(tmp_path, rank=0, pid=7, params=100)
+    process.span("data", 1.0, 2.0, thread=3)
+    process.span("load.wait", 2.0, 2.5, thread=3)
+    process.span("load.assemble", 2.0, 2.5, thread=3)
+    process.span("data", 1.0, 9.0, thread=0)
+    process.step(0, 1.0, 4.0, tokens=32, thread=3)
+    run = runs.read(tmp_path)
+    (rank,) = run.ranks
+    assert [KINDS[kind] for kind in rank.spans.kind] == ["data", "data"]
+    assert rank.spans.end.tolist() == [2.0, 2.5]
+    assert (rank.steps.tokens[0], rank.steps.flops[0]) == (32.0, 6 * 100 * 32.0)
+    assert (run.title, run.wall_s, run.ended) == ("train.py", 10.0, "exit 0")
+
+
+def test_unknown_tokens_are_not_a_number(tmp_path: Path) -> None:
+    process = Process(tmp_path, rank=0, pid=7)
+    process.step(0, 1.0, 4.0)
+    (rank,) = runs.read(tmp_path).ranks
+    assert np.isnan(rank.steps.tokens[0])
+    assert np.isnan(rank.steps.flops[0])
+
+
+def test_a_rank_that_was_restarted_is_one_rank(tmp_path: Path) -> None:
+    for pid, at in ((8, 5.0), (7, 1.0)):
+        process = Process(tmp_path, rank=0, pid=pid)
+        process.span("data", at, at + 1)
+        process.step(0, at, at + 2)
+    Process(tmp_path, rank=0, pid=9).span("checkpoint", 0.0, 1.0)  # never trained: some helper of the job
+    (rank,) = runs.read(tmp_path).ranks
+    assert rank.steps.start.tolist() == [1.0, 5.0]
+    assert len(rank.spans.kind) == 2
+
+
+def test_what_a_launcher_takes_is_startup(tmp_path: Path) -> None:
+    process = Process(tmp_path, rank=0, pid=7)
+    process.span("startup", 3.0, 5.0)
+    (rank,) = runs.read(tmp_path).ranks
+    assert (rank.spans.start[0], rank.spans.end[0]) == (0.0, 5.0)
+
+
+def test_a_ring_that_came_round_makes_a_shorter_recording(tmp_path: Path) -> None:
+    watcher(tmp_path, ended="exit 0", ended_at=BEGAN + 100)
+    process = Process(tmp_path, rank=0, pid=7)
+    for number in range(100):
+        process.span("data", number, number + 0.5, step=number)
+        process.step(number, number, number + 1)
+    rows = Rows(tmp_path / "host-b.rows")
+    for t in range(100):
+        rows.add(t, {"cpu": t})
+    rows.close()
+    run = runs.read(tmp_path)
+    assert (run.facts["dropped_s"], run.wall_s) == (36.0, 64.0)
+    assert run.ranks[0].spans.start[0] == 0.0
+    assert run.ranks[0].steps.number[0] == 36
+    assert run.hosts[0].samples.columns["cpu"][0] == 36.0
+
+
+@given(skew_s=st.floats(-3600, 3600), jitter_s=st.floats(0, 0.01))
+def test_clock_skew_between_nodes_is_removed_by_collective_ends(
+    tmp_path_factory: pytest.TempPathFactory, skew_s: float, jitter_s: float
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    here = Process(folder, rank=0, pid=7, boot="a")
+    there = Process(folder, rank=1, pid=7, boot="b", offset_s=BEGAN)
+    for step in range(5):
+        end = step + 0.5
+        here.span("collective", step + 0.1, end, step=step)
+        here.span("collective", step + 0.2, end, step=step)  # the wait inside it
+        there.span("collective", step + 0.4 + skew_s, end + jitter_s * (step % 2) + skew_s, step=step)
+    ranks = runs.read(folder).ranks
+    outer = ranks[0].spans.end[::2]
+    assert np.abs(ranks[1].spans.end - outer).max() <= jitter_s + 1e-6
+
+
+def test_without_collectives_the_time_of_day_is_believed(tmp_path: Path) -> None:
+    Process(tmp_path, rank=0, pid=7, boot="a").span("data", 1.0, 2.0)
+    Process(tmp_path, rank=1, pid=7, boot="b", offset_s=BEGAN - 50.0).span("data", 51.0, 52.0)
+    assert [rank.spans.start[0] for rank in runs.read(tmp_path).ranks] == [1.0, 1.0]
+
+
+def test_a_run_whose_watcher_lives_is_running_and_its_wall_goes_on(tmp_path: Path) -> None:
+    clock = Clock.here().as_dict()
+    watcher(tmp_path, began=time.time() - 5, clock=clock)
+    run = runs.read(tmp_path)
+    assert run.ended == "running"
+    assert run.wall_s >= 5
+    assert run.facts["missing"] == ["no training process attached: only the machine was observed"]
+
+
+def test_rows_take_new_columns_and_leave_out_a_torn_row(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "host-a.rows")
+    rows.add(1.0, {"cpu": 5.0, "never": float("nan")})
+    rows.add(2.0, {"cpu": 6.0, "disk_read": 1e12})
+    rows.add(3.0, {"cpu": 7.0})
+    rows.close()
+    with (tmp_path / "host-a.1.rows").open("ab") as file:
+        file.write(b"torn")
+    samples = read_rows(tmp_path / "host-a.rows", shift_s=-1.0)
+    assert samples.t.tolist() == [0.0, 1.0, 2.0]
+    assert samples.columns["cpu"].tolist() == [5.0, 6.0, 7.0]
+    assert np.isnan(samples.columns["disk_read"][[0, 2]]).all()
+    assert samples.columns["disk_read"][1] == pytest.approx(1e12, rel=1e-6)
+    assert "never" not in samples.columns
+
+
+def test_events_are_read_back_without_a_torn_line(tmp_path: Path) -> None:
+    Events(tmp_path / "events").say("stack", "a.py:3 f", seconds=1.5)
+    with (tmp_path / "events").open("a") as file:
+        file.write('{"t": 1')
+    (event,) = read_events(tmp_path / "events", shift_s=0.0)
+    assert (event.what, event.text, event.facts) == ("stack", "a.py:3 f", {"seconds": 1.5})
+    assert read_events(tmp_path / "none", shift_s=0.0) == ()

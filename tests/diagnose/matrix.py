@@ -73,7 +73,7 @@ def _sums(first: Counter[tuple[str, str]], false: Counter[str], causes: Counter[
     sound = sum(n for (label, _), n in first.items() if label == "healthy")
     return (
         f"\n{sum(first.values())} runs, {sound} of them healthy. Recall {right / sum(faults.values()):.3f}, "
-        f"precision {right / (right + alarms):.3f}, the cause right in {causes[True]} of {sum(causes.values())} "
+        f"precision {right / (right + alarms):.3f}, cause right {causes[True]} of {sum(causes.values())} "
         f"runs that have one, false alarms on healthy runs: {sound - first['healthy', 'healthy']}.\n"
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from synthetic import Run, Shows, copying, full_shm, healthy, record, red_herring, starved
+from synthetic import FED, Run, Shows, copying, full_shm, healthy, record, red_herring, starved
 
 from stoker.diagnose.features import features
 from stoker.diagnose.replay import replay
@@ -123,6 +123,14 @@ def test_shm_is_sized_from_workers_prefetch_and_batch(verdict_on: Callable[[Run]
     found = verdict_on(run).findings[0]
     assert "8 workers × (2 + 1) batches × 256 MiB = 6 GiB" in found.remedy[0]
     assert "--shm-size=9g" in found.remedy[0]
+
+
+def test_a_batch_that_does_not_fit_into_shm_any_more_is_pressure(
+    verdict_on: Callable[[Run], Verdict],
+) -> None:
+    run = Run(label="shm_pressure", shows={"compute": FED}, shm=lambda t: np.full(len(t), 0.67))
+    run.header = {"num_workers": 2, "batch_bytes": 24 << 30}  # of 64 GiB
+    assert [one.kind for one in verdict_on(run).findings] == ["shm_pressure"]
 
 
 def test_healthy_names_the_next_ceiling(verdict_on: Callable[[Run], Verdict]) -> None:

@@ -96,6 +96,9 @@ def shm_pressure(features: Features) -> Finding | Abstention:
         return _shm(features, 0.98 if host.shm_peak >= 0.5 else 0.8, f"a process died of a bus error; {full}")
     if host.shm_peak >= at("shm_full"):
         return _shm(features, 0.9, full)
+    batch = features.fact("batch_bytes") if features.fact("num_workers") >= 1 else math.nan
+    if above(batch, (1 - host.shm_peak) * host.shm_total):
+        return _shm(features, 0.85, f"{full}: the next batch of {batch / 2**20:.0f} MiB does not fit")
     soon = host.shm_full_in_s <= max(at("shm_soon") * features.wall_s, 300.0)
     if soon and host.shm_peak >= 0.2:
         return _shm(features, 0.75, f"{full} and its trend fills it in {host.shm_full_in_s:.0f} s")

@@ -63,7 +63,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         busy=mean_of(busy.tolist()),
         wait_busy=_wait_busy(samples, busy, waiting),
         others=_others(samples, busy),
-        iowait=samples.mean("iowait") / 100 * one.cpus,
+        iowait=_iowait(samples, waiting) / 100 * one.cpus,
         read_bytes_s=samples.mean("disk_read"),
         write_bytes_s=samples.mean("disk_write"),
         reading=1.0 - share_below(samples.columns.get("disk_read"), below=1.0),
@@ -106,6 +106,12 @@ def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
     if "trainer_cpu" not in samples.columns:
         return _while_waiting(busy, waiting)
     return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _iowait(samples: Samples, waiting: Floats) -> float:
+    """Percent while the loop waits: a loader without workers reads then only. A trace of it is just noise."""
+    mean, share = samples.mean("iowait"), float(waiting.mean()) if len(waiting) else 0.0
+    return min(mean / share, 100.0) if share > 0.1 and mean > 0.5 else mean
 
 
 def _others(samples: Samples, busy: Floats) -> float:

@@ -160,9 +160,10 @@ def _storage(host: Host, features: Features) -> tuple[str, str]:
     blocked = _ratio(host.workers_blocked, host.workers) if host.workers >= 0.5 else host.trainer_blocked
     idle = below(host.wait_busy, 0.5)
     waiting = above(host.iowait, at("iowait")) and not host.wait_busy > host.iowait
+    ceiling = above(host.read_bytes_s, at("disk_full_s"))
     trickle = above(host.read_bytes_s, at("read_bytes_s")) and host.reading >= 0.5 and idle
     remote = above(host.remote_bytes_s, at("remote_bytes_s")) and idle
-    if not (waiting or trickle or remote or above(blocked, at("blocked"))):
+    if not (waiting or ceiling or trickle or remote or above(blocked, at("blocked"))):
         return "", ""
     said = f"{max(host.read_bytes_s, 0) / 1e6:.0f} MB/s read from disk, {host.iowait:.1f} cores in iowait"
     if known(blocked):

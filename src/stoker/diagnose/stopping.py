@@ -41,7 +41,12 @@ def host_hang(features: Features) -> Finding | Abstention:
     """No step ends and the card is idle: the host stopped."""
     kind = "host_hang"
     _, waiting = _absent(features)
-    found = [pause for pause in _long(features, at("hang_s")) if _stopped(pause)]
+    stops = [pause for pause in _long(features, at("hang_s") / 2) if _stopped(pause)]
+    found = [
+        one
+        for one in stops
+        if one.seconds >= at("hang_s") or one.seconds >= at("hang_share") * features.wall_s
+    ]
     if waiting or features.loop.regular or not found:
         return _blind(features, kind) or _idle_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)

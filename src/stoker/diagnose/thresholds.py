@@ -33,6 +33,7 @@ THRESHOLDS = {
     "read_bytes_s": Threshold(
         2e6, "with idle cores: a loader that reads this slowly is waiting for its storage"
     ),
+    "disk_full_s": Threshold(1e9, "bytes a second from disk: half of what the disks at hand give at best"),
     "small_read": Threshold(65536, "bytes: a disk or server gives a fraction of its rate to smaller reads"),
     "blocked": Threshold(0.4, "share of workers in uninterruptible sleep"),
     "delay": Threshold(0.2, "of the time runnable without a core: an idle machine shows under 0.02"),
@@ -53,6 +54,7 @@ THRESHOLDS = {
     "idle_util": Threshold(15, "what an idle card shows, with the tail of the work before it in the mean"),
     "spin_s": Threshold(2.0, "seconds: a reading lags by at most one, and collectives take milliseconds"),
     "hang_s": Threshold(5.0, "seconds without a step; below it garbage collections and logging do it"),
+    "hang_share": Threshold(0.1, "of the recording in one stop: then half of that many seconds will do"),
     "hang_steps": Threshold(20, "usual steps without one ending"),
     "saving_bytes_s": Threshold(
         100e6, "bytes a second to disk: more than logs, as much as a small checkpoint"
@@ -89,6 +91,7 @@ THRESHOLDS = {
     "memory_full": Threshold(
         0.8, "of the card with memory going up and down: the allocator works at the limit"
     ),
+    "memory_half": Threshold(0.5, "of the card where giving back and taking also shows in the step's time"),
     "memory_swing": Threshold(0.02, "of the card, given back and taken again"),
     "memory_turns": Threshold(0.2, "turns a second; a phase change makes one or two in a run"),
     "memory_cost": Threshold(

@@ -69,7 +69,7 @@ class Features:
 
 def features(recording: Recording) -> Features:
     """Boil a recording down."""
-    lines = tuple(timeline(rank, wall_s=recording.wall_s) for rank in recording.ranks)
+    lines = tuple(timeline(rank, wall_s=recording.wall_s, ended=recording.ended) for rank in recording.ranks)
     unseen = frozenset(recording.facts.get("unseen", ()))
     loop = _loop(recording, lines, unseen)
     return Features(

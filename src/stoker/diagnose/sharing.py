@@ -15,9 +15,10 @@ def straggler(features: Features) -> Finding | Abstention:
     if ranks.ranks < 2:
         return Abstention(kind=kind, why="one rank")
     late = ranks.late_s / ranks.step_s if ranks.step_s > 0 else 0.0
-    if not late >= at("late") or ranks.late_often < at("late_often"):
-        return Abstention(kind=kind, why="no rank is last again and again")
+    often = max(at("late_often"), 1 / ranks.ranks + 0.25)
     lost = min(features.loop.steps * ranks.late_s / features.wall_s, 1.0)
+    if not late >= at("late") or ranks.late_often < often or lost < at("late_share"):
+        return Abstention(kind=kind, why="no rank is last again and again")
     return priced(
         features,
         kind,

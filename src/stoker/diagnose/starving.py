@@ -185,7 +185,9 @@ def _computing(host: Host, features: Features) -> tuple[str, str]:
 
 
 def _sleeping(host: Host, features: Features) -> tuple[str, str]:
-    """Only run states tell a lock from what was not seen."""
+    """Only run states tell a lock from what was not seen, and only if the loop waits often."""
+    if features.loop.share["data"] < at("lock_share") * (1 - features.loop.share["startup"]):
+        return "", ""
     if above(host.workers, 0.5) and below(_ratio(host.workers_running, host.workers), 0.2):
         return "lock", f"{host.workers:.0f} workers sleep, on neither disk nor CPU, while the loop waits"
     if host.workers < 0.5 and below(host.wait_busy, 0.3):

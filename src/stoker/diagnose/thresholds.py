@@ -34,6 +34,7 @@ THRESHOLDS = {
         2e6, "with idle cores: a loader that reads this slowly is waiting for its storage"
     ),
     "disk_full_s": Threshold(1e9, "bytes a second from disk: half of what the disks at hand give at best"),
+    "lock_share": Threshold(0.25, "of the time in waits: below it workers also sleep because they are done"),
     "small_read": Threshold(65536, "bytes: a disk or server gives a fraction of its rate to smaller reads"),
     "blocked": Threshold(0.4, "share of workers in uninterruptible sleep"),
     "delay": Threshold(0.2, "of the time runnable without a core: an idle machine shows under 0.02"),
@@ -99,7 +100,8 @@ THRESHOLDS = {
     ),
     # --- together
     "late": Threshold(0.08, "of a step that one rank works longer than the others' median"),
-    "late_often": Threshold(0.6, "share of steps in which the same rank is last; chance gives 1 / ranks"),
+    "late_often": Threshold(0.6, "share of steps in which the same rank is last; and a quarter above chance"),
+    "late_share": Threshold(0.03, "of the wall time: less is not worth a word"),
     "collective": Threshold(
         0.15, "of the time in collectives on the rank that waits least: the exchange itself"
     ),

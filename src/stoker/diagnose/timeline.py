@@ -57,15 +57,17 @@ class Timeline:
         return inside
 
 
-def timeline(record: RankRecord, *, wall_s: float) -> Timeline:
-    """What one rank did from the run's beginning to its end."""
+def timeline(record: RankRecord, *, wall_s: float, ended: str = "") -> Timeline:
+    """What one rank did from the run's beginning to its end; after the last step of one that ended well it
+    only cleans up."""
     edges, state = _paint(record.spans, wall_s, borders=record.steps.end)
     first_s, usual_s = _first_and_usual_step(record.steps)
     bare = state == _BARE
     middle = (edges[:-1] + edges[1:]) / 2
     starting = bare & (middle < first_s)
     least_s = max(STALL_S, STALL_STEPS * usual_s)
-    ending = middle > record.steps.end[-1] if _ended_well(record) else np.zeros(len(bare), bool)
+    last_s = float(record.steps.end[-1]) if ended == "exit 0" and len(record.steps.end) else wall_s
+    ending = middle > last_s
     stalled = _long_runs(bare & ~starting & ~ending, edges, least_s=least_s, borders=record.steps.end)
     state[bare] = STATES.index("unattributed")
     state[stalled] = STATES.index("stalled")
@@ -105,12 +107,6 @@ def _painting_order(start: Floats, end: Floats, kind: NDArray[np.uint8]) -> NDAr
         depth[i] = max((deep + 1 for until, deep in open_ends if until >= end[i]), default=0)
         open_ends.append((float(end[i]), int(depth[i])))
     return np.lexsort((-kind.astype(np.int64), depth))
-
-
-def _ended_well(record: RankRecord) -> bool:
-    """After the last step of a process that ended well it only cleans up."""
-    well = any(event.what == "exit" and event.facts.get("code") == 0 for event in record.events)
-    return well and len(record.steps.end) > 0
 
 
 def _first_and_usual_step(steps: Steps) -> tuple[float, float]:

@@ -5,151 +5,20 @@ The quick ones run always; `pytest -m slow tests/scenarios` runs the rest, as a 
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import machines
 import pytest
 
-from stoker.diagnose.features import features
+from scenarios import SCENARIOS, Scenario, watched
 from stoker.diagnose.rules import judge
-from stoker.runs import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
+    from pathlib import Path
 
 pytestmark = pytest.mark.integration
 
-JOB = Path(__file__).parent / "job.py"
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """A job, the machine it runs on, and what is wrong with it; any of `causes` is right."""
-
-    name: str
-    job: str
-    kinds: tuple[str, ...]
-    causes: tuple[str, ...] = ()
-    machine: Callable[[Path], AbstractContextManager[list[str]]] = machines.plain
-    ranks: int = 1
-    slow: bool = True
-
-
-SCENARIOS = (
-    Scenario(name="healthy", job="--steps 100", kinds=("healthy",), slow=False),
-    Scenario(name="healthy with a worker", job="--workers 1 --steps 150", kinds=("healthy",)),
-    Scenario(name="healthy larger steps", job="--size 2048 --steps 40", kinds=("healthy",)),
-    Scenario(name="healthy cheap saves", job="--save 60 --save-mib 1 --steps 150", kinds=("healthy",)),
-    Scenario(
-        name="healthy quick batches", job="--batch sleep --seconds 0.001 --steps 150", kinds=("healthy",)
-    ),
-    Scenario(name="healthy two ranks", job="--steps 80", kinds=("healthy",), ranks=2),
-    Scenario(name="healthy one late batch", job="--workers 1 --start 1 --steps 150", kinds=("healthy",)),
-    Scenario(
-        name="sleeping loader",
-        job="--batch sleep --seconds 0.06 --steps 60",
-        kinds=("data_starvation",),
-        causes=("lock",),
-        slow=False,
-    ),
-    Scenario(
-        name="sleeping workers",
-        job="--batch sleep --seconds 0.3 --workers 2 --steps 50",
-        kinds=("data_starvation",),
-        causes=("lock",),
-    ),
-    Scenario(
-        name="decoding",
-        job="--batch compute --seconds 0.06 --steps 60",
-        kinds=("data_starvation",),
-        causes=("cpu",),
-    ),
-    Scenario(
-        name="too few workers",
-        job="--batch compute --seconds 0.15 --workers 1 --steps 50",
-        kinds=("data_starvation",),
-        causes=("too_few_workers", "cpu"),  # two cores leave no room for a second worker
-    ),
-    Scenario(
-        name="slow disk",
-        job="--batch read --file data.bin --workers 1 --steps 60",
-        kinds=("data_starvation",),
-        causes=("storage",),
-        machine=machines.slow_disk,
-    ),
-    Scenario(
-        name="CPU quota",
-        job="--batch compute --seconds 0.03 --workers 1 --steps 40 --size 64",
-        kinds=("data_starvation",),
-        causes=("quota",),
-        machine=machines.half_a_core,
-    ),
-    Scenario(
-        name="one core allowed",
-        job="--batch compute --seconds 0.06 --workers 2 --steps 50",
-        kinds=("data_starvation",),
-        causes=("cpu",),
-        machine=machines.one_core,
-    ),
-    Scenario(
-        name="busy neighbours",
-        job="--batch compute --seconds 0.06 --workers 1 --steps 50",
-        kinds=("data_starvation",),
-        causes=("contention",),
-        machine=machines.busy_neighbours,
-    ),
-    Scenario(
-        name="red herring",  # it reads from a disk, and has no core to do it with
-        job="--batch compute --seconds 0.06 --workers 3 --file data.bin --steps 60",
-        kinds=("data_starvation",),
-        causes=("cpu",),
-        machine=machines.one_core,
-    ),
-    Scenario(
-        name="epochs",
-        job="--workers 1 --epoch 20 --start 0.5 --steps 100",
-        kinds=("data_starvation",),
-        causes=("startup",),
-        slow=False,
-    ),
-    Scenario(
-        name="tiny shm",
-        job="--batch big --workers 2 --steps 200",
-        kinds=("shm_pressure",),
-        machine=machines.tiny_shm,
-    ),
-    Scenario(
-        name="saving",
-        job="--save 20 --save-mib 300 --steps 80",
-        kinds=("checkpoint_stall",),
-        slow=False,
-    ),
-    Scenario(name="standing", job="--stop-at 40 --die-after 25 --steps 60", kinds=("host_hang",)),
-    Scenario(name="late rank", job="--late 0.1 --steps 50", kinds=("straggler",), ranks=2),
-    Scenario(
-        name="sleeping rank",
-        job="--stop-at 20 --die-after 30 --steps 60",
-        kinds=("collective_hang",),
-        ranks=2,
-    ),
-    Scenario(
-        name="another collective",
-        job="--skip-at 20 --die-after 30 --steps 60",
-        kinds=("collective_hang",),
-        ranks=2,
-    ),
-    Scenario(
-        name="sleeping loader and saving",
-        job="--batch sleep --seconds 0.15 --save 20 --save-mib 200 --steps 60",
-        kinds=("data_starvation", "checkpoint_stall"),
-    ),
-)
+CROWDED = 0.3  # cores busy with others' work: contention is then a right answer too
 
 
 @pytest.mark.parametrize(
@@ -159,21 +28,9 @@ SCENARIOS = (
 def test_a_fault_is_named_and_no_other(
     scenario: Scenario, tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
 ) -> None:
-    if "data.bin" in scenario.job:
-        (tmp_path / "data.bin").write_bytes(bytes(64 << 20))
-    launch = TORCHRUN if scenario.ranks > 1 else []
-    watch = [sys.executable, "-m", "stoker.cli", "watch", "--hz", "5", "--out", "run", "--"]
-    with scenario.machine(tmp_path) as before:
-        subprocess.run(
-            [*before, *watch, sys.executable, *launch, str(JOB), *scenario.job.split()],
-            cwd=tmp_path,
-            env=stoker_environ(),
-            capture_output=True,
-            timeout=150,
-        )
-    seen = features(read(tmp_path / "run"))
+    seen = watched(scenario, tmp_path, environ=stoker_environ())
     found = judge(seen).findings
     assert sorted(one.kind for one in found) == sorted(scenario.kinds)
     others = seen.host.others if seen.host else 0.0
-    if scenario.causes and others < 0.3:  # on a crowded machine contention is a right answer too
+    if scenario.causes and others < CROWDED:
         assert found[0].cause in scenario.causes

@@ -67,7 +67,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         read_bytes_s=samples.mean("disk_read"),
         write_bytes_s=samples.mean("disk_write"),
         reading=1.0 - share_below(samples.columns.get("disk_read"), below=1.0),
-        read_bytes=_ratio(samples.mean("disk_read"), samples.mean("disk_reads")),
+        read_bytes=_read_bytes(samples),
         remote_bytes_s=max(
             (samples.mean(name) for name in _REMOTE if name in samples.columns), default=math.nan
         ),
@@ -106,6 +106,13 @@ def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
     if "trainer_cpu" not in samples.columns:
         return _while_waiting(busy, waiting)
     return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _read_bytes(samples: Samples) -> float:
+    """Of one read: the workers' own, or where those were not counted the disks'."""
+    if samples.mean("workers_read_calls") > 1:
+        return samples.mean("workers_read") / samples.mean("workers_read_calls")
+    return _ratio(samples.mean("disk_read"), samples.mean("disk_reads"))
 
 
 def _iowait(samples: Samples, waiting: Floats) -> float:

@@ -50,7 +50,7 @@ def _throttling(features: Features, card: Card, *, share: float, clock: float, c
 def memory_pressure(features: Features) -> Finding | Abstention:
     """The card is nearly full, and the allocator pays for it in every step."""
     kind, card, loop = "memory_pressure", features.card, features.loop
-    lost = loop.share["unattributed"] if loop.steps else 0.0
+    lost = loop.bare if loop.steps else 0.0
     if features.retries:
         return _memory(features, lost, f"the allocator found no room and retried {features.retries} times")
     if card is None or not known(card.memory_peak):

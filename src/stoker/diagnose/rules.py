@@ -125,7 +125,7 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
         return f"the GPU is used {card.util:.0f}% of the time, and why not more was not seen"
     if card is not None and not loop.steps and not (card.sm >= 50 or card.power >= 0.5):
         return "the GPU is busy but hardly works, and whether steps went on was not seen"
-    bare = loop.share["unattributed"] if "compute" not in loop.unseen else 0.0
+    bare = loop.bare if "compute" not in loop.unseen else 0.0
     blind = card is not None and (not known(card.memory_peak) or card.working_util < 90)
     if bare >= (UNEXPLAINED if blind else 0.5):
         return f"{percent(bare)} of the time is explained by nothing that was seen"

@@ -36,6 +36,7 @@ THRESHOLDS = {
     "disk_full_s": Threshold(1e9, "bytes a second from disk: half of what the disks at hand give at best"),
     "lock_share": Threshold(0.25, "of the time in waits: below it workers also sleep because they are done"),
     "small_read": Threshold(65536, "bytes: a disk or server gives a fraction of its rate to smaller reads"),
+    "small_reads_s": Threshold(500, "reads a second: fewer small ones are metadata beside large reads"),
     "blocked": Threshold(0.4, "share of workers in uninterruptible sleep"),
     "delay": Threshold(0.2, "of the time runnable without a core: an idle machine shows under 0.02"),
     "others": Threshold(0.3, "of the allowed cores busy with others' work"),

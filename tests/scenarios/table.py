@@ -1,4 +1,4 @@
-"""What is said of every scenario: `python tests/scenarios/table.py` rewrites its table in docs/concepts/diagnosis.md.
+"""What is said of every scenario: `python tests/scenarios/table.py` rewrites a table of diagnosis.md.
 
 Takes some eight minutes on two quiet cores, and root for the cgroups and the mount.
 """

@@ -168,9 +168,8 @@ def _storage(host: Host, features: Features) -> tuple[str, str]:
     said = f"{max(host.read_bytes_s, 0) / 1e6:.0f} MB/s read from disk, {host.iowait:.1f} cores in iowait"
     if known(blocked):
         said += f", what makes batches blocked {percent(min(blocked, 1))} of the time"
-    if below(host.read_bytes, at("small_read")) and above(
-        host.read_bytes_s / host.read_bytes, at("small_reads_s")
-    ):
+    often = above(host.read_bytes_s / host.read_bytes, at("small_reads_s"))
+    if below(host.read_bytes, at("small_read")) and often:
         return "small_reads", f"{said}, {host.read_bytes / 1024:.0f} KiB a read"
     return "storage", said
 

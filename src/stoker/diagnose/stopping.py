@@ -125,7 +125,7 @@ def _wrote(pause: Pause) -> bool:
 def _saves(features: Features, pause: Pause) -> bool:
     if pause.told >= 0.5 * pause.excess_s:
         return True
-    if pause.stacked:
+    if pause.stacked or (pause.last and features.ended == "exit 0"):
         return False
     worked = above(pause.util, 50) and not spins(pause)
     if worked and (above(pause.sm, 20) or above(pause.power, 0.45)):

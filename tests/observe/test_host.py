@@ -130,7 +130,8 @@ def test_workers_are_found_by_name_and_leave_with_their_end() -> None:
         tasks = Tasks()
         tasks.read(1.0, [trainer.pid])
         found = tasks.read(2.0, [trainer.pid])
-        assert (found["workers"], found["workers_sleeping"]) == (1, 1)
+        states = [found[f"workers_{state}"] for state in ("running", "sleeping", "blocked")]
+        assert (found["workers"], sum(states)) == (1, 1)
         assert found["trainer_cpu"] >= 0
         assert found["workers_read_calls"] >= 0
         assert tasks.read(3.0, []) == {}

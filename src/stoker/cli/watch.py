@@ -62,7 +62,19 @@ def command(
 
 def verdict(folder: Path) -> None:
     """Say what the run shows: on stderr, because stdout is the program's."""
+    from stoker import runs
+    from stoker.runs.ceiling import ceiling
+
     click.echo(f"stoker: run recorded in {folder}", err=True)
+    measured = ceiling(runs.read(folder))
+    if measured is not None:
+        click.echo(
+            f"stoker: a step takes {1e3 * measured.real_step_s:.1f} ms, with cached batches"
+            f" {1e3 * measured.cached_step_s:.1f} ms: a perfect loader would make it"
+            f" {measured.speedup:.2f} times as fast ({measured.real_steps} and"
+            f" {measured.cached_steps} steps measured)",
+            err=True,
+        )
 
 
 def _new_folder(name: str) -> Path:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.observe.switch import Switch, timed
+from stoker.observe.switch import Switch, timed, unseen
 
 if TYPE_CHECKING:
     from stoker.observe.probe import Probe
@@ -53,7 +53,7 @@ def _waiting(probe: Probe, switch: Switch, original: Any) -> Any:
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return (spanned if tensor.is_cuda else original)(tensor, *args, **kwargs)
 
-    return call
+    return unseen(call)
 
 
 class Copies:
@@ -82,7 +82,7 @@ class Copies:
                 switch.fail(error)
             return result
 
-        return call
+        return unseen(call)
 
     def _begin(self, tensor: Any, args: Any, kwargs: Any) -> Any:
         """Two events around a large copy that the host will not wait for, on the stream that computes."""

@@ -8,6 +8,7 @@ at everybody's.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from stoker.observe.switch import Switch
 from stoker.runs.files import Rows
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ class Stalls:
         self._memory.close()
 
     def _run(self) -> None:
-        for look in (self._gap, self._hang, self._allocator):
-            look(time.monotonic())  # imports and first calls happen before there is anything to disturb
         looks = [self._gap, self._hang, self._allocator]
         while not self._over.wait(TICK_S):
             now = time.monotonic()
@@ -63,8 +63,7 @@ class Stalls:
                     look(now)
                 except Exception as error:
                     looks.remove(look)
-                    name = look.__name__.strip("_")
-                    self._probe.events.say("hook off", f"{name}: {error!r}", hook=name)
+                    Switch(self._probe, look.__name__.strip("_")).fail(error)
 
     def _gap(self, now: float) -> None:
         """The loop is in no span: name the frame it is in, once a gap and again while it doubles."""
@@ -164,4 +163,6 @@ def _hang_text(probe: Probe, inside: str) -> str:
 
 def _lines(frame: FrameType) -> list[str]:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=_FRAMES, lookup_lines=False)
-    return [f"{one.filename}:{one.lineno} {one.name}" for one in reversed(summary)]
+    own = os.path.dirname(__file__)
+    theirs = [one for one in reversed(summary) if os.path.dirname(one.filename) != own]
+    return [f"{one.filename}:{one.lineno} {one.name}" for one in theirs]

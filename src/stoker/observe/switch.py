@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,18 @@ class Switch:
         self.on = False
         with suppress(OSError):  # the run folder is gone or full: there is nobody left to tell
             self._probe.events.say("hook off", f"{self.name}: {error!r}", hook=self.name)
+
+
+def unseen(function: Function) -> Function:
+    """Left alone by torch.compile: after a graph break it would try to compile our wrapper by itself."""
+    core: Any = getattr(getattr(sys.modules.get("torch._C"), "_dynamo", None), "eval_frame", None)
+    with suppress(AttributeError, TypeError):  # of a torch that calls it something else yet
+        if hasattr(core, "skip_code"):  # up to torch 2.6
+            core.skip_code(function.__code__)
+        else:
+            skip = core._FrameExecStrategy(core._FrameAction.SKIP, core._FrameAction.DEFAULT)
+            core.set_code_exec_strategy(function.__code__, skip)
+    return function
 
 
 def timed(
@@ -54,4 +67,4 @@ def timed(
             except Exception as error:
                 switch.fail(error)
 
-    return call
+    return unseen(call)

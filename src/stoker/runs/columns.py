@@ -36,18 +36,31 @@ class Ring:
 def read_ring(path: Path) -> Ring:
     """A ring as it stands; an empty one of a file that is not there or not yet begun."""
     try:
-        data = path.read_bytes()
-    except OSError:
-        data = b""
-    if len(data) < FIRST or not data.startswith(MAGIC):
+        with path.open("rb") as file:
+            head = file.read(FIRST)
+        if len(head) < FIRST or not head.startswith(MAGIC):
+            raise ValueError("no ring")
+        _, _, capacity, _, _, named = HEAD.unpack_from(head)
+        mapped = np.memmap(path, _RECORD, "r", offset=FIRST, shape=(capacity,))
+    except (OSError, ValueError):
         return Ring(names=(), records=np.empty(0, _RECORD), lost=0)
-    _, _, capacity, _, _, named = HEAD.unpack_from(data)
-    names = tuple(data[HEAD_BYTES : HEAD_BYTES + named].decode(errors="replace").split("\n")[:-1])
-    count = min(capacity, (len(data) - FIRST) // _RECORD.itemsize)
-    records = np.frombuffer(data, _RECORD, count, FIRST)
+    names = tuple(head[HEAD_BYTES : HEAD_BYTES + named].decode(errors="replace").split("\n")[:-1])
+    records = np.array(mapped[: _used(mapped)])
     records = records[(records["number"] > 0) & (records["what"] < len(names))]
     records = records[np.argsort(records["number"], kind="stable")]
     return Ring(names=names, records=records, lost=int(records["number"][0]) - 1 if len(records) else 0)
+
+
+def _used(records: NDArray[Any]) -> int:
+    """How many slots have been written: all, or those before the first empty one, found by halving. A live
+    reader looks every second, and most of a young ring is empty."""
+    low, high = 0, len(records)
+    if records["number"][-1]:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if records["number"][middle] else (low, middle)
+    return low
 
 
 def loop_thread(steps: Ring) -> int:

@@ -49,7 +49,7 @@ def gather(folder: Path) -> Recording:
         ranks=ranks,
         gpus=gpus,
         hosts=hosts,
-        facts=_facts(watchers, processes),
+        facts=_facts(watchers, processes, began),
     )
     return _from_where_rings_begin(whole) if any(one.lost for one in processes) else whole
 
@@ -194,14 +194,16 @@ def _runs(meta: Meta) -> bool:
     return meta["clock"]["boot"] != Clock.here().boot or os.path.exists(f"/proc/{meta['pid']}")
 
 
-def _facts(watchers: Sequence[Meta], processes: Sequence[_Process]) -> Meta:
+def _facts(watchers: Sequence[Meta], processes: Sequence[_Process], began: float) -> Meta:
     facts: Meta = {}
     for meta in watchers[:1]:
         facts |= {name: meta[name] for name in ("argv", "hz") if name in meta}
     trained = [one.meta for one in processes if len(one.record.steps.end)] or [p.meta for p in processes]
     for meta in trained[:1]:
-        names = ("torch", "python", "loader", "params", "nccl_env", "world", "what_if")
+        names = ("torch", "python", "loader", "params", "nccl_env", "world")
         facts |= {name: meta[name] for name in names if meta.get(name)}
+        windows, shift_s = meta.get("what_if", ()), _shift_s(meta, began)
+        facts |= {"what_if": [{**one, "at": one["at"] + shift_s} for one in windows]} if windows else {}
     if facts.get("params"):
         facts["flops"] = FLOPS
     missing = [line for meta in (*watchers, *trained) for line in meta.get("missing", ())]

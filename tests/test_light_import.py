@@ -34,9 +34,20 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["prepare", "run", "--help"]),
         (HELP, ["stage", "--help"]),
         (HELP, ["stage", "run", "--help"]),
+        (HELP, ["diagnose", "--help"]),
         (HELP, ["watch", "--help"]),
     ],
-    ids=["import", "help", "version", "verb-help", "run-help", "stage-help", "stage-run-help", "watch-help"],
+    ids=[
+        "import",
+        "help",
+        "version",
+        "verb-help",
+        "run-help",
+        "stage-help",
+        "stage-run-help",
+        "diagnose-help",
+        "watch-help",
+    ],
 )
 def test_no_heavy_package_is_loaded(
     program: str, arguments: list[str], stoker_environ: Callable[..., dict[str, str]]

@@ -110,7 +110,7 @@ SCENARIOS = (
     ),
     Scenario(
         name="tiny shm",
-        job="--batch big --workers 2 --steps 200",
+        job="--batch big --workers 2 --steps 200 --die-after 20",
         kinds=("shm_pressure",),
         machine=machines.tiny_shm,
     ),

@@ -47,7 +47,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     known = [one for one in recording.hosts if len(one.samples.t)]
     if not known:
         return None
-    one = max(known, key=lambda record: np.nan_to_num(np.nanmean(_busy_cores(record))))
+    one = max(known, key=lambda record: np.nan_to_num(mean_of(_busy_cores(record).tolist())))
     shm_peak, shm_full_in_s = _shm(one.samples)
     one = _while_looping(recording, one)
     samples, busy = one.samples, _busy_cores(one)

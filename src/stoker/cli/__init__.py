@@ -16,8 +16,12 @@ class _Verbs(click.Group):
     _HOMES = {  # noqa: RUF012 - read only
         "prepare": "stoker.cli.prepare",
         "stage": "stoker.cli.stage",
+        "checkpoint": "stoker.cli.checkpoint",
         "watch": "stoker.cli.watch",
         "diagnose": "stoker.cli.diagnose",
+        "report": "stoker.cli.report",
+        "metrics": "stoker.cli.metrics",
+        "doctor": "stoker.cli.doctor",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

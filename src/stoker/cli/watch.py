@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, shown, verdict
 from stoker.errors import UsageError
 
 
@@ -29,6 +30,21 @@ from stoker.errors import UsageError
     default=None,
     help="Serve cached batches in every other window, to measure what a perfect loader would give.",
 )
+@click.option(
+    "--page",
+    metavar="[PORT]",
+    is_flag=False,
+    flag_value=PAGE_PORT,
+    help=f"Serve the live page: to this machine, or on ADDRESS:PORT by token.  [default port: {PAGE_PORT}]",
+)
+@click.option(
+    "--metrics",
+    metavar="[PORT]",
+    is_flag=False,
+    flag_value=METRICS_PORT,
+    help=f"Serve metrics for Prometheus in the same way.  [default port: {METRICS_PORT}]",
+)
+@click.option("--price", type=float, metavar="DOLLARS", help="What an hour of one GPU costs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
@@ -38,34 +54,40 @@ def command(
     gpu: str,
     pid: int | None,
     what_if: str | None,
+    page: str | None,
+    metrics: str | None,
+    price: float | None,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND and record what its GPUs wait for: `stoker watch -- torchrun train.py`.
 
     Nothing in the program changes: same output, same exit code, signals are passed on.
     """
-    from stoker.observe.watch import Options, watch
+    from stoker.observe.watch import Options, name_of, watch
 
     if bool(command) == (pid is not None):
         raise UsageError("give either a command or --pid", hint="stoker watch -- python train.py")
-    folder = out or _new_folder(Path(command[0]).stem if command else f"pid-{pid}")
+    folder = out or _new_folder(Path(name_of(command)).stem if command else f"pid-{pid}")
     options = Options(folder=folder, hz=hz, gpu=gpu, what_if=what_if or "")
-    if pid is not None:
-        from stoker.observe.outside import watch_pid
+    showing = Showing(page=page, metrics=metrics, price=price)
+    with shown(folder, showing):
+        if pid is not None:
+            from stoker.observe.outside import watch_pid
 
-        code = watch_pid(pid, options)
-    else:
-        code = watch(command, options)
-    verdict(folder)
+            code = watch_pid(pid, options)
+        else:
+            code = watch(command, options)
+    verdict(folder, showing)
+    if what_if:
+        _say_ceiling(folder)
     context.exit(code)
 
 
-def verdict(folder: Path) -> None:
-    """Say what the run shows: on stderr, because stdout is the program's."""
+def _say_ceiling(folder: Path) -> None:
+    """What a perfect loader would give, where that was measured."""
     from stoker import runs
     from stoker.runs.ceiling import ceiling
 
-    click.echo(f"stoker: run recorded in {folder}", err=True)
     measured = ceiling(runs.read(folder))
     if measured is not None:
         click.echo(

@@ -7,6 +7,7 @@ unattributed. So the states always sum to the wall time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,26 +88,54 @@ def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDA
     edges = np.unique(np.concatenate([[0.0, wall_s], start, end, np.clip(borders, 0.0, wall_s)]))
     state = np.full(max(len(edges) - 1, 0), _BARE, np.uint8)
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
-    order = _painting_order(start, end, kind)
     if len(state) == 0:
         return np.array([0.0, 0.0]), np.full(1, _BARE, np.uint8)
-    for i in order.tolist():
-        state[first[i] : last[i]] = _BY_KIND[kind[i]]
+    for number, mine in _painting_order(_depths(start, end), kind):
+        state[_covered(first[mine], last[mine], len(state))] = _BY_KIND[number]
     return edges, state
 
 
-def _painting_order(start: Floats, end: Floats, kind: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _painting_order(
+    depth: NDArray[np.int64], kind: NDArray[np.uint8]
+) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """Who is painted over by whom: the outer by the inner; of two that cross, the kind that stands later.
 
     A copy that lasts while the host has begun forward is the case in point: `h2d` stands first and wins.
     """
+    last = len(KINDS) - 1
+    rank = depth * len(KINDS) + (last - kind)
+    for place in np.unique(rank).tolist():
+        yield last - place % len(KINDS), rank == place
+
+
+def _covered(first: NDArray[np.int64], last: NDArray[np.int64], pieces: int) -> NDArray[np.bool_]:
+    """The pieces inside any of the stretches from `first` to `last`."""
+    opened = np.bincount(first, minlength=pieces + 1) - np.bincount(last, minlength=pieces + 1)
+    inside: NDArray[np.bool_] = np.cumsum(opened)[:pieces] > 0
+    return inside
+
+
+def _depths(start: Floats, end: Floats) -> NDArray[np.int64]:
+    """How many spans lie around each; only those that touch another are looked at one by one.
+
+    A live view asks every second and a long run has half a million spans: most stand alone.
+    """
+    order = np.lexsort((-end, start))
     depth = np.zeros(len(start), np.int64)
-    open_ends: list[tuple[float, int]] = []  # those around the current one, the innermost last
-    for i in np.lexsort((-end, start)).tolist():
-        open_ends = [one for one in open_ends if one[0] > start[i]]
-        depth[i] = max((deep + 1 for until, deep in open_ends if until >= end[i]), default=0)
-        open_ends.append((float(end[i]), int(depth[i])))
-    return np.lexsort((-kind.astype(np.int64), depth))
+    if not len(order):
+        return depth
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(end[order])[:-1]])
+    fresh = start[order] >= before  # all earlier ones have ended
+    crowd = order[~(fresh & np.append(fresh[1:], True))]
+    open_ends: list[tuple[float, int]] = []
+    depths = []
+    for begins, ends in zip(start[crowd].tolist(), end[crowd].tolist(), strict=True):
+        open_ends = [one for one in open_ends if one[0] > begins]
+        deep = max((around + 1 for until, around in open_ends if until >= ends), default=0)
+        open_ends.append((ends, deep))
+        depths.append(deep)
+    depth[crowd] = depths
+    return depth
 
 
 def _first_and_usual_step(steps: Steps) -> tuple[float, float]:

@@ -80,7 +80,7 @@ class Node:
 
 def watch(command: Sequence[str], options: Options, *, environ: Mapping[str, str] = os.environ) -> int:
     """Run the command to its end; gives its exit code, 128 + N where signal N killed it."""
-    node = begin_run(options, argv=command, title=Path(command[0]).name)
+    node = begin_run(options, argv=command, title=name_of(command))
     node.miss(not_attachable(command))
     if options.what_if:
         environ = {**environ, WHAT_IF: options.what_if}
@@ -92,6 +92,12 @@ def watch(command: Sequence[str], options: Options, *, environ: Mapping[str, str
     ended = ending(status, folder=options.folder, pid=pid, oom_kills=_oom_kills() - kills)
     node.tell(ended=ended, ended_at=time.time())
     return status if status >= 0 else 128 - status
+
+
+def name_of(command: Sequence[str]) -> str:
+    """What a run is called: the script, where an interpreter or a launcher runs one, else the program."""
+    scripts = (Path(argument).name for argument in command if argument.endswith((".py", ".sh")))
+    return next(scripts, Path(command[0]).name)
 
 
 def begin_run(options: Options, *, argv: Sequence[str], title: str) -> Node:

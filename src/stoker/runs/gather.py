@@ -49,7 +49,7 @@ def gather(folder: Path) -> Recording:
         ranks=ranks,
         gpus=gpus,
         hosts=hosts,
-        facts=_facts(watchers, processes, began),
+        facts={"started": began, **_facts(watchers, processes, began)},
     )
     return _from_where_rings_begin(whole) if any(one.lost for one in processes) else whole
 

@@ -7,8 +7,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stoker.diagnose.replay import replay
+from stoker.diagnose.rules import diagnose
 from stoker.diagnose.timeline import timeline
 from stoker.errors import BadInputError
 
@@ -90,3 +93,55 @@ def test_what_is_no_recording_is_refused_with_a_reason(text: str, why: str, tmp_
     with pytest.raises(BadInputError, match=why) as refused:
         replay(path)
     assert refused.value.hint
+
+
+_odd = st.sampled_from([None, -1, 0, 1e30, "x", "5", [1, 2], [], True, math.nan, math.inf, {}])
+_values = st.one_of(_odd, st.floats(0, 100), st.lists(st.floats(0, 100), max_size=4))
+_names = st.sampled_from(
+    [
+        "t",
+        "step",
+        "data_wait",
+        "h2d",
+        "compute",
+        "total",
+        "bytes",
+        "flops",
+        "rank",
+        "node",
+        "gpu",
+        "util",
+        "sm_util",
+        "power_w",
+        "event_reasons",
+        "sm_mhz",
+        "fb_used",
+        "pcie_rx_mib",
+        "cpu",
+        "iowait",
+        "disk_read",
+        "disk_write",
+        "shm_used",
+        "shm_total",
+        "cpus",
+        "power_limit_w",
+        "mem_total",
+        "quota_cores",
+    ]
+)
+_line = st.dictionaries(_names, _values).flatmap(
+    lambda line: st.sampled_from(["header", "gpu", "host", "step"]).map(lambda kind: {"kind": kind, **line})
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(_line, min_size=1, max_size=30))
+def test_whatever_the_lines_hold_there_is_a_verdict_or_a_reason(
+    lines: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.jsonl", *[{"t": number / 2, **line} for number, line in enumerate(lines)])
+    try:
+        verdict = diagnose(replay(path))
+    except BadInputError:
+        return
+    assert verdict.findings or verdict.abstained

@@ -97,7 +97,7 @@ def _who(recording: Recording) -> str:
 
 def _finding(finding: Finding) -> list[str]:
     name = finding.kind + (f" ({finding.cause})" if finding.cause else "")
-    lines = [f"{name.upper()}: {finding.summary}"]
+    lines = [textwrap.fill(f"{name.upper()}: {finding.summary}", 100, subsequent_indent="  ")]
     if finding.kind != "healthy":
         lines.append(
             f"  costs    {finding.gpu_seconds:,.1f} GPU-seconds, {100 * finding.share:.1f}% of the time; "

@@ -24,6 +24,7 @@ class Loop:
     steps: int
     median_s: float
     share: dict[str, float]
+    bare: float  # share of the wall time unattributed until the last step ended
     unseen: frozenset[str]  # kinds of spans that nobody could have recorded
     burst: float  # of the loader's wait: how much of it came in a few long waits
     opening: float  # of the loader's wait: how much of it came in the first two steps
@@ -69,7 +70,7 @@ class Features:
 
 def features(recording: Recording) -> Features:
     """Boil a recording down."""
-    lines = tuple(timeline(rank, wall_s=recording.wall_s) for rank in recording.ranks)
+    lines = tuple(timeline(rank, wall_s=recording.wall_s, ended=recording.ended) for rank in recording.ranks)
     unseen = frozenset(recording.facts.get("unseen", ()))
     loop = _loop(recording, lines, unseen)
     return Features(
@@ -104,7 +105,17 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
     share = _shares(lines, recording.wall_s)
     if rank is None or line is None:
         nothing = dict.fromkeys(
-            ("median_s", "burst", "opening", "epochs", "copy_gb_s", "copy_bytes", "tokens_s", "tflops"),
+            (
+                "median_s",
+                "bare",
+                "burst",
+                "opening",
+                "epochs",
+                "copy_gb_s",
+                "copy_bytes",
+                "tokens_s",
+                "tflops",
+            ),
             math.nan,
         )
         return Loop(steps=0, share=share, unseen=frozenset(KINDS), pauses=(), regular=False, **nothing)
@@ -116,6 +127,7 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
         steps=len(rank.steps.end),
         median_s=_median(rank.steps.end - rank.steps.start),
         share=share,
+        bare=_bare(rank, line, recording.wall_s),
         unseen=unseen,
         burst=_burst(waits),
         opening=_opening(waits, rank),
@@ -134,6 +146,11 @@ def _shares(lines: tuple[Timeline, ...], wall_s: float) -> dict[str, float]:
         return dict.fromkeys(STATES, 0.0)
     spent = [line.seconds() for line in lines]
     return {name: sum(one[name] for one in spent) / len(spent) / wall_s for name in STATES}
+
+
+def _bare(rank: RankRecord, line: Timeline, wall_s: float) -> float:
+    seconds = line.within("unattributed", np.zeros(1), rank.steps.end[-1:])
+    return float(seconds.sum()) / wall_s if wall_s > 0 else 0.0
 
 
 def _median(values: Floats) -> float:

@@ -47,7 +47,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     known = [one for one in recording.hosts if len(one.samples.t)]
     if not known:
         return None
-    one = max(known, key=lambda record: np.nan_to_num(np.nanmean(_busy_cores(record))))
+    one = max(known, key=lambda record: np.nan_to_num(mean_of(_busy_cores(record).tolist())))
     shm_peak, shm_full_in_s = _shm(one.samples)
     one = _while_looping(recording, one)
     samples, busy = one.samples, _busy_cores(one)
@@ -63,11 +63,11 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         busy=mean_of(busy.tolist()),
         wait_busy=_wait_busy(samples, busy, waiting),
         others=_others(samples, busy),
-        iowait=samples.mean("iowait") / 100 * one.cpus,
+        iowait=_iowait(samples, waiting) / 100 * one.cpus,
         read_bytes_s=samples.mean("disk_read"),
         write_bytes_s=samples.mean("disk_write"),
         reading=1.0 - share_below(samples.columns.get("disk_read"), below=1.0),
-        read_bytes=_ratio(samples.mean("disk_read"), samples.mean("disk_reads")),
+        read_bytes=_read_bytes(samples),
         remote_bytes_s=max(
             (samples.mean(name) for name in _REMOTE if name in samples.columns), default=math.nan
         ),
@@ -102,10 +102,23 @@ def _while_looping(recording: Recording, one: HostRecord) -> HostRecord:
 
 
 def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
-    """Cores at work on batches: the workers and, in waits, the trainer itself; anybody where that is unknown."""
+    """Cores at work on batches: the workers' and, in waits, the trainer's own; if unknown, anybody's."""
     if "trainer_cpu" not in samples.columns:
         return _while_waiting(busy, waiting)
     return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _read_bytes(samples: Samples) -> float:
+    """Of one read: the workers' own, or where those were not counted the disks'."""
+    if samples.mean("workers_read_calls") > 1:
+        return samples.mean("workers_read") / samples.mean("workers_read_calls")
+    return _ratio(samples.mean("disk_read"), samples.mean("disk_reads"))
+
+
+def _iowait(samples: Samples, waiting: Floats) -> float:
+    """Percent while the loop waits: a loader without workers reads then only. A trace of it is just noise."""
+    mean, share = samples.mean("iowait"), float(waiting.mean()) if len(waiting) else 0.0
+    return min(mean / share, 100.0) if share > 0.1 and mean > 0.5 else mean
 
 
 def _others(samples: Samples, busy: Floats) -> float:

@@ -50,23 +50,27 @@ def _throttling(features: Features, card: Card, *, share: float, clock: float, c
 def memory_pressure(features: Features) -> Finding | Abstention:
     """The card is nearly full, and the allocator pays for it in every step."""
     kind, card, loop = "memory_pressure", features.card, features.loop
-    lost = loop.share["unattributed"] if loop.steps else 0.0
+    lost = loop.bare if loop.steps else 0.0
     if features.retries:
         return _memory(features, lost, f"the allocator found no room and retried {features.retries} times")
     if card is None or not known(card.memory_peak):
         return Abstention(kind=kind, why="the card's memory was not read", missing=("GPU memory",))
-    swings = card.memory_swing >= at("memory_swing") and card.memory_turns >= at("memory_turns")
-    if (
-        swings
-        and card.memory_peak >= at("memory_full")
-        and (lost >= at("memory_cost") or card.memory_peak >= 0.9)
-    ):
+    if _churns(card, lost):
         often = f"{card.memory_turns / 2:.1f} times a second"
         return _memory(
             features, lost, f"{percent(card.memory_swing)} of it is given back and taken again {often}"
         )
     why = f"at most {percent(card.memory_peak)} of the card's memory in use, steadily"
     return Abstention(kind=kind, why=why)
+
+
+def _churns(card: Card, lost: float) -> bool:
+    """Memory is given back and taken again at the limit, or so much of it that steps take longer."""
+    if card.memory_swing < at("memory_swing") or card.memory_turns < at("memory_turns"):
+        return False
+    costs = lost >= at("memory_cost")
+    limit = at("memory_half") if costs and card.memory_swing >= 2 * at("memory_swing") else at("memory_full")
+    return card.memory_peak >= limit and (costs or card.memory_peak >= 0.9)
 
 
 def _memory(features: Features, lost: float, how: str) -> Finding:
@@ -96,6 +100,9 @@ def shm_pressure(features: Features) -> Finding | Abstention:
         return _shm(features, 0.98 if host.shm_peak >= 0.5 else 0.8, f"a process died of a bus error; {full}")
     if host.shm_peak >= at("shm_full"):
         return _shm(features, 0.9, full)
+    batch = features.fact("batch_bytes") if features.fact("num_workers") >= 1 else math.nan
+    if above(batch, (1 - host.shm_peak) * host.shm_total):
+        return _shm(features, 0.85, f"{full}: the next batch of {batch / 2**20:.0f} MiB does not fit")
     soon = host.shm_full_in_s <= max(at("shm_soon") * features.wall_s, 300.0)
     if soon and host.shm_peak >= 0.2:
         return _shm(features, 0.75, f"{full} and its trend fills it in {host.shm_full_in_s:.0f} s")
@@ -113,9 +120,9 @@ def _shm(features: Features, confidence: float, what: str, missing: tuple[str, .
     return priced(
         features,
         "shm_pressure",
-        share=0.0,
+        share=features.loop.share["stalled"] if any(pause.last for pause in features.loop.pauses) else 0.0,
         confidence=confidence,
-        summary=f"{what}: loader workers pass batches through it and die when there is no room",
+        summary=f"{what}; loader workers pass batches through it and die, or hang, without room",
         evidence=(what, *size),
         remedy=remedies.shm(features),
         missing=missing,

@@ -124,7 +124,9 @@ def _inside(samples: Samples, name: str, window: tuple[float, float]) -> float:
     if column is None:
         return math.nan
     start, end = window
-    values = column[(samples.t > start + min(LAG_S, (end - start) / 2)) & (samples.t <= end)]
+    between = float(np.median(np.diff(samples.t))) if len(samples.t) > 1 else 0.0
+    lag_s = min(max(LAG_S, between), (end - start) / 2)  # the first reading is also of the time before
+    values = column[(samples.t > start + lag_s) & (samples.t <= end)]
     return _mean(values.tolist())
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from stoker.diagnose.timeline import STATES, Timeline
-from stoker.recording import Floats, RankRecord
+from stoker.recording import Event, Floats, RankRecord
 
 # Phases that are a rank's own. Collective and sync are where it waits for the others.
 _OWN = ("data", "copy", "compute", "checkpoint", "unattributed", "stalled")
@@ -26,43 +26,56 @@ class Together:
     step_s: float = math.nan
     collective: float = 0.0  # the least share of time any rank spent in collectives: the exchange itself
     joined: dict[int, int] = field(default_factory=dict)  # rank → collectives it joined until it hung
+    ops: dict[int, str] = field(default_factory=dict)  # rank → the collective it hung in
     data: float = 0.0  # the least share of time any rank waited for data
     last_phase: dict[int, str] = field(default_factory=dict)  # rank → what it did longest after its last step
 
 
 def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Together:
     """Compare the ranks."""
-    last = {rank.rank: _last_phase(rank, line) for rank, line in zip(ranks, lines, strict=True)}
-    joined = {rank.rank: _joined(rank) for rank in ranks if _joined(rank)}
-    waited = min((_share_of(line, "data") for line in lines), default=0.0)
+    base = _endings(ranks, lines)
     steps = min((len(rank.steps.end) for rank in ranks), default=0)
     if steps < 3:
-        return Together(ranks=len(ranks), last_phase=last, joined=joined, data=waited)
-    least = min(_share_of(line, "collective") for line in lines)
-    step_s = float(np.median(ranks[0].steps.end - ranks[0].steps.start))
-    if len(ranks) < 2:
-        return Together(ranks=1, collective=least, step_s=step_s, last_phase=last, joined=joined, data=waited)
-    spent = {
-        name: np.stack([_each(rank, line, name, steps) for rank, line in zip(ranks, lines, strict=True)])
-        for name in _OWN
-    }
-    if least < 0.005:  # collectives were not seen: they hide in the compute of those that wait
-        spent.pop("compute")
-    own: Floats = sum(spent.values())  # type: ignore[assignment]
-    late = int(np.argmax(np.median(own, axis=1)))
-    over = own[late] - np.median(np.delete(own, late, axis=0), axis=0)
-    phase = max(spent, key=lambda name: float(np.median(_over_others(spent[name], late))))
+        return base
+    base = replace(
+        base,
+        step_s=float(np.median(ranks[0].steps.end - ranks[0].steps.start)),
+        collective=min(_share_of(line, "collective") for line in lines),
+    )
+    return base if len(ranks) < 2 else _who_is_late(base, ranks, lines, steps)
+
+
+def _endings(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Together:
+    """Where each rank stood when the recording ended."""
+    hangs = {rank.rank: hang for rank in ranks for hang in [_hang(rank)] if hang}
     return Together(
         ranks=len(ranks),
+        last_phase={rank.rank: _last_phase(rank, line) for rank, line in zip(ranks, lines, strict=True)},
+        joined={rank: int(hang.facts.get("collective_seq") or 0) for rank, hang in hangs.items()},
+        ops={
+            rank: str(hang.facts.get("collective_op"))
+            for rank, hang in hangs.items()
+            if hang.facts.get("in_collective") and hang.facts.get("collective_op")
+        },
+        data=min((_share_of(line, "data") for line in lines), default=0.0),
+    )
+
+
+def _who_is_late(
+    base: Together, ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...], steps: int
+) -> Together:
+    pairs = list(zip(ranks, lines, strict=True))
+    spent = {name: np.stack([_each(rank, line, name, steps) for rank, line in pairs]) for name in _OWN}
+    if base.collective < 0.005:  # collectives were not seen: they hide in the compute of those that wait
+        spent.pop("compute")
+    own: Floats = np.sum(list(spent.values()), axis=0)
+    late = int(np.argmax(np.median(own, axis=1)))
+    return replace(
+        base,
         late_rank=ranks[late].rank,
-        late_phase=phase,
-        late_s=float(np.median(over)),
+        late_phase=max(spent, key=lambda name: float(np.median(_over_others(spent[name], late)))),
+        late_s=float(np.median(_over_others(own, late))),
         late_often=float(np.mean(np.argmax(own, axis=0) == late)),
-        step_s=step_s,
-        collective=least,
-        last_phase=last,
-        joined=joined,
-        data=waited,
     )
 
 
@@ -82,19 +95,16 @@ def _over_others(spent: Floats, late: int) -> Floats:
 
 
 def _last_phase(rank: RankRecord, line: Timeline) -> str:
-    """A span that never ended is in no timeline; what hung said where it was."""
-    for event in reversed(rank.events):
-        if event.what == "hang over":
-            break
-        if event.what == "hang":
-            inside = (
-                "collective" if event.facts.get("in_collective") else str(event.facts.get("inside") or "")
-            )
-            return inside or "unattributed"
+    """What it did longest after its last step; a span that never ended is in no timeline, a hang tells it."""
+    hang = _hang(rank)
+    if hang:
+        inside = "collective" if hang.facts.get("in_collective") else str(hang.facts.get("inside") or "")
+        return inside or "unattributed"
     begin = rank.steps.end[-1:] if len(rank.steps.end) else np.zeros(1)
     return max(STATES, key=lambda name: float(line.within(name, begin, line.edges[-1:])[0]))
 
 
-def _joined(rank: RankRecord) -> int:
-    hangs = [event for event in rank.events if event.what == "hang"]
-    return int(hangs[-1].facts.get("collective_seq") or 0) if hangs else 0
+def _hang(rank: RankRecord) -> Event | None:
+    """The last hang that did not end."""
+    told = [event for event in rank.events if event.what in ("hang", "hang over")]
+    return told[-1] if told and told[-1].what == "hang" else None

@@ -31,6 +31,8 @@ from stoker.recording import (
 )
 
 FORMAT = "stoker-flat-trace/"
+ABSURD = 1e24  # beyond any byte, FLOP or second of a run: a reading gone wrong
+LONGEST_S = 1e9
 Line = dict[str, Any]  # one JSON object, as it was read
 
 # The parts of a step in the order in which a loop spends them, with the names that they may have.
@@ -108,17 +110,18 @@ def _parse(path: Path, number: int, row: str, *, last: bool) -> Line:
 
 def _t(line: Line) -> float | None:
     t = _number(line.get("t"))
-    return t if math.isfinite(t) else None
+    return t if abs(t) < LONGEST_S else None
 
 
 def _number(value: object) -> float:
     """A reading as a float; what is no number is NaN, as a reading that could not be taken."""
-    if isinstance(value, (int, float, str)):
-        try:
-            return float(value)
-        except ValueError:
-            return math.nan
-    return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+    return number if abs(number) < ABSURD else math.nan
 
 
 def _origin(lines: Sequence[Line]) -> float:

@@ -117,13 +117,15 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     card, loop = seen.card, seen.loop
     if card is None and (not loop.steps or seen.facts.get("gpu")):
         return "the GPU was not read"
+    if seen.ended and seen.ended not in ("exit 0", "running"):
+        return f"it ended badly: {seen.ended[:200]}"
     if loop.steps and any(one.kind.endswith("hang") and one.missing for one in abstained):
         return "a long stop could not be explained"
     if card is not None and card.working_util < 70:
         return f"the GPU is used {card.util:.0f}% of the time, and why not more was not seen"
     if card is not None and not loop.steps and not (card.sm >= 50 or card.power >= 0.5):
         return "the GPU is busy but hardly works, and whether steps went on was not seen"
-    bare = loop.share["unattributed"] if "compute" not in loop.unseen else 0.0
+    bare = loop.bare if "compute" not in loop.unseen else 0.0
     blind = card is not None and (not known(card.memory_peak) or card.working_util < 90)
     if bare >= (UNEXPLAINED if blind else 0.5):
         return f"{percent(bare)} of the time is explained by nothing that was seen"

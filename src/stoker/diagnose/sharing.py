@@ -15,14 +15,16 @@ def straggler(features: Features) -> Finding | Abstention:
     if ranks.ranks < 2:
         return Abstention(kind=kind, why="one rank")
     late = ranks.late_s / ranks.step_s if ranks.step_s > 0 else 0.0
-    if not late >= at("late") or ranks.late_often < at("late_often"):
+    often = max(at("late_often"), 1 / ranks.ranks + 0.25)
+    lost = min(features.loop.steps * ranks.late_s / features.wall_s, 1.0)
+    if not late >= at("late") or ranks.late_often < often or lost < at("late_share"):
         return Abstention(kind=kind, why="no rank is last again and again")
     return priced(
         features,
         kind,
         cause=ranks.late_phase,
-        share=min(late, 1.0) * (ranks.ranks - 1) / ranks.ranks,
-        speedup=1 / (1 - min(late, 0.99)),
+        share=lost * (ranks.ranks - 1) / ranks.ranks,  # the late one itself is busy
+        speedup=1 / (1 - min(lost, 0.99)),
         confidence=round(min(0.6 + 0.4 * ranks.late_often, 0.97), 2),
         summary=f"rank {ranks.late_rank} is late ({ranks.late_phase}): {percent(late)} of each step is lost",
         evidence=(

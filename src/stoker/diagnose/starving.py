@@ -160,14 +160,16 @@ def _storage(host: Host, features: Features) -> tuple[str, str]:
     blocked = _ratio(host.workers_blocked, host.workers) if host.workers >= 0.5 else host.trainer_blocked
     idle = below(host.wait_busy, 0.5)
     waiting = above(host.iowait, at("iowait")) and not host.wait_busy > host.iowait
+    ceiling = above(host.read_bytes_s, at("disk_full_s"))
     trickle = above(host.read_bytes_s, at("read_bytes_s")) and host.reading >= 0.5 and idle
     remote = above(host.remote_bytes_s, at("remote_bytes_s")) and idle
-    if not (waiting or trickle or remote or above(blocked, at("blocked"))):
+    if not (waiting or ceiling or trickle or remote or above(blocked, at("blocked"))):
         return "", ""
     said = f"{max(host.read_bytes_s, 0) / 1e6:.0f} MB/s read from disk, {host.iowait:.1f} cores in iowait"
     if known(blocked):
         said += f", what makes batches blocked {percent(min(blocked, 1))} of the time"
-    if below(host.read_bytes, at("small_read")) and above(host.read_bytes_s / host.read_bytes, 300):
+    often = above(host.read_bytes_s / host.read_bytes, at("small_reads_s"))
+    if below(host.read_bytes, at("small_read")) and often:
         return "small_reads", f"{said}, {host.read_bytes / 1024:.0f} KiB a read"
     return "storage", said
 
@@ -184,7 +186,9 @@ def _computing(host: Host, features: Features) -> tuple[str, str]:
 
 
 def _sleeping(host: Host, features: Features) -> tuple[str, str]:
-    """Only run states tell a lock from what was not seen."""
+    """Only run states tell a lock from what was not seen, and only if the loop waits often."""
+    if features.loop.share["data"] < at("lock_share") * (1 - features.loop.share["startup"]):
+        return "", ""
     if above(host.workers, 0.5) and below(_ratio(host.workers_running, host.workers), 0.2):
         return "lock", f"{host.workers:.0f} workers sleep, on neither disk nor CPU, while the loop waits"
     if host.workers < 0.5 and below(host.wait_busy, 0.3):

@@ -15,10 +15,15 @@ def collective_hang(features: Features) -> Finding | Abstention:
     kind = "collective_hang"
     absent, waiting = _absent(features)
     found = [pause for pause in _long(features, at("spin_s")) if spins(pause) or (pause.last and waiting)]
+    if not found and _lost_peer(features):
+        return _peer_lost(features)
     if features.loop.regular or not found:
         return _blind(features, kind) or _spinning_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)
+    ops = sorted(set(features.ranks.ops.values()))
     who = f"rank {listed(absent)} never joined" if absent else "a peer, or a kernel, never answers"
+    if not absent and len(ops) > 1:
+        who = f"ranks are in different ones, {' and '.join(ops)}"
     where = (f"ranks {listed(waiting)} wait in a collective; {who}",) if waiting else ()
     return priced(
         features,
@@ -36,7 +41,12 @@ def host_hang(features: Features) -> Finding | Abstention:
     """No step ends and the card is idle: the host stopped."""
     kind = "host_hang"
     _, waiting = _absent(features)
-    found = [pause for pause in _long(features, at("hang_s")) if _stopped(pause)]
+    stops = [pause for pause in _long(features, at("hang_s") / 2) if _stopped(pause)]
+    found = [
+        one
+        for one in stops
+        if one.seconds >= at("hang_s") or one.seconds >= at("hang_share") * features.wall_s
+    ]
     if waiting or features.loop.regular or not found:
         return _blind(features, kind) or _idle_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)
@@ -107,12 +117,16 @@ def _stopped(pause: Pause) -> bool:
 
 
 def _wrote(pause: Pause) -> bool:
-    return above(pause.written, at("written"))
+    """Enough, quickly enough for the loop to wait for it, and not while the process was seen standing."""
+    quickly = pause.written >= at("written_s") * pause.seconds
+    return above(pause.written, at("written")) and quickly and not pause.stacked
 
 
 def _saves(features: Features, pause: Pause) -> bool:
     if pause.told >= 0.5 * pause.excess_s:
         return True
+    if pause.stacked or (pause.last and features.ended == "exit 0"):
+        return False
     worked = above(pause.util, 50) and not spins(pause)
     if worked and (above(pause.sm, 20) or above(pause.power, 0.45)):
         return False  # the card worked: evaluation, or a longer batch
@@ -163,6 +177,25 @@ def _absent(features: Features) -> tuple[list[int], list[int]]:
     if waiting and not absent and len(set(joined.values())) > 1:
         absent = [rank for rank in waiting if joined.get(rank) == min(joined.values())]
     return absent, [rank for rank in waiting if rank not in absent]
+
+
+def _lost_peer(features: Features) -> bool:
+    """The words with which NCCL and Gloo give up."""
+    words = ("connection closed by peer", "collective operation timeout", "nccl timeout", "timed out waiting")
+    return any(word in features.ended.lower() for word in words)
+
+
+def _peer_lost(features: Features) -> Finding:
+    return priced(
+        features,
+        "collective_hang",
+        share=features.loop.share["stalled"],
+        confidence=0.8,
+        summary="a rank lost its peer in a collective, and the job ended with it",
+        evidence=(f"it ended with: {features.ended[:200]}",),
+        remedy=remedies.COLLECTIVE_HANG,
+        missing=("which rank left first, and why: see the logs of the others",),
+    )
 
 
 def _stacks(features: Features, ranks: list[int], pause: Pause) -> tuple[str, ...]:

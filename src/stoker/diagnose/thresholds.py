@@ -33,7 +33,10 @@ THRESHOLDS = {
     "read_bytes_s": Threshold(
         2e6, "with idle cores: a loader that reads this slowly is waiting for its storage"
     ),
+    "disk_full_s": Threshold(1e9, "bytes a second from disk: half of what the disks at hand give at best"),
+    "lock_share": Threshold(0.25, "of the time in waits: below it workers also sleep because they are done"),
     "small_read": Threshold(65536, "bytes: a disk or server gives a fraction of its rate to smaller reads"),
+    "small_reads_s": Threshold(500, "reads a second: fewer small ones are metadata beside large reads"),
     "blocked": Threshold(0.4, "share of workers in uninterruptible sleep"),
     "delay": Threshold(0.2, "of the time runnable without a core: an idle machine shows under 0.02"),
     "others": Threshold(0.3, "of the allowed cores busy with others' work"),
@@ -53,12 +56,14 @@ THRESHOLDS = {
     "idle_util": Threshold(15, "what an idle card shows, with the tail of the work before it in the mean"),
     "spin_s": Threshold(2.0, "seconds: a reading lags by at most one, and collectives take milliseconds"),
     "hang_s": Threshold(5.0, "seconds without a step; below it garbage collections and logging do it"),
+    "hang_share": Threshold(0.1, "of the recording in one stop: then half of that many seconds will do"),
     "hang_steps": Threshold(20, "usual steps without one ending"),
     "saving_bytes_s": Threshold(
         100e6, "bytes a second to disk: more than logs, as much as a small checkpoint"
     ),
     "pause_share": Threshold(0.05, "of the wall time in pauses: below it saving is cheap enough"),
     "written": Threshold(50e6, "bytes written in one pause: smaller than any checkpoint that takes time"),
+    "written_s": Threshold(30e6, "bytes a second in a pause: no local disk that one waits for is slower"),
     "shm_full": Threshold(0.85, "of /dev/shm: one more batch a worker may not fit"),
     "shm_soon": Threshold(3.0, "recorded lengths until the trend fills /dev/shm, and at least five minutes"),
     # --- working
@@ -88,6 +93,7 @@ THRESHOLDS = {
     "memory_full": Threshold(
         0.8, "of the card with memory going up and down: the allocator works at the limit"
     ),
+    "memory_half": Threshold(0.5, "of the card where giving back and taking also shows in the step's time"),
     "memory_swing": Threshold(0.02, "of the card, given back and taken again"),
     "memory_turns": Threshold(0.2, "turns a second; a phase change makes one or two in a run"),
     "memory_cost": Threshold(
@@ -95,7 +101,8 @@ THRESHOLDS = {
     ),
     # --- together
     "late": Threshold(0.08, "of a step that one rank works longer than the others' median"),
-    "late_often": Threshold(0.6, "share of steps in which the same rank is last; chance gives 1 / ranks"),
+    "late_often": Threshold(0.6, "share of steps in which the same rank is last; and a quarter above chance"),
+    "late_share": Threshold(0.03, "of the wall time: less is not worth a word"),
     "collective": Threshold(
         0.15, "of the time in collectives on the rank that waits least: the exchange itself"
     ),

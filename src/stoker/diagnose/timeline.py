@@ -58,15 +58,18 @@ class Timeline:
         return inside
 
 
-def timeline(record: RankRecord, *, wall_s: float) -> Timeline:
-    """What one rank did from the run's beginning to its end."""
+def timeline(record: RankRecord, *, wall_s: float, ended: str = "") -> Timeline:
+    """What one rank did from the run's beginning to its end; after the last step of one that ended well it
+    only cleans up."""
     edges, state = _paint(record.spans, wall_s, borders=record.steps.end)
     first_s, usual_s = _first_and_usual_step(record.steps)
     bare = state == _BARE
     middle = (edges[:-1] + edges[1:]) / 2
     starting = bare & (middle < first_s)
     least_s = max(STALL_S, STALL_STEPS * usual_s)
-    stalled = _long_runs(bare & ~starting, edges, least_s=least_s, borders=record.steps.end)
+    last_s = float(record.steps.end[-1]) if ended == "exit 0" and len(record.steps.end) else wall_s
+    ending = middle > last_s
+    stalled = _long_runs(bare & ~starting & ~ending, edges, least_s=least_s, borders=record.steps.end)
     state[bare] = STATES.index("unattributed")
     state[stalled] = STATES.index("stalled")
     state[starting] = STATES.index("startup")

@@ -99,7 +99,7 @@ class Summary:
 
 def summarise(recording: Recording, findings: Sequence[Finding], *, price: float | None = None) -> Summary:
     """Bring a recording and its findings into what surfaces show."""
-    lines = [timeline(rank, wall_s=recording.wall_s) for rank in recording.ranks]
+    lines = [timeline(rank, wall_s=recording.wall_s, ended=recording.ended) for rank in recording.ranks]
     ranks = _ranks(recording, lines)
     steps = pace_of_job([rank.steps for rank in ranks])
     edges = _stretches(recording.wall_s, steps.median_s)

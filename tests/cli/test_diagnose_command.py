@@ -1,0 +1,73 @@
+"""`stoker diagnose`: a card to read, JSON to parse, an exit code to branch on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from stoker.cli.diagnose import command
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = [
+    "kind",
+    "cause",
+    "share",
+    "gpu_seconds",
+    "speedup_if_gone",
+    "confidence",
+    "evidence",
+    "remedy",
+    "missing",
+]
+
+
+def trace(path: Path, *, wait: float) -> Path:
+    lines: list[dict[str, Any]] = [{"kind": "header", "format": "stoker-flat-trace/1", "cpus": 4}]
+    for number in range(1, 61):
+        t = number * (0.1 + wait)
+        lines.append({"kind": "step", "t": t, "step": number, "data_wait": wait, "h2d": 0.0, "compute": 0.1})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_json_has_exactly_the_keys_of_a_finding_and_exit_code_one(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(command, [str(trace(tmp_path / "a.jsonl", wait=0.1)), "--json"])
+    found = json.loads(ran.stdout)["findings"]
+    assert ran.exit_code == 1
+    assert [one["kind"] for one in found] == ["data_starvation"]
+    assert list(found[0]) == KEYS
+
+
+def test_a_healthy_run_exits_with_zero_and_has_no_cause(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(command, [str(trace(tmp_path / "a.jsonl", wait=0.0)), "--json"])
+    assert (ran.exit_code, json.loads(ran.stdout)["findings"][0]["cause"]) == (0, None)
+
+
+def test_the_card_says_what_it_costs_what_to_change_and_what_was_not_seen(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(command, [str(trace(tmp_path / "a.jsonl", wait=0.1))])
+    assert ran.stdout.startswith("a: 12.0 s, 60 steps")
+    for word in ("DATA_STARVATION", "costs", "seen", "change", "not seen", "time "):
+        assert word in ran.stdout
+    assert "\x1b" not in ran.stdout
+    assert max(map(len, ran.stdout.splitlines())) <= 120
+
+
+def test_two_runs_are_compared_and_a_slower_one_exits_with_one(tmp_path: Path) -> None:
+    quick, slow = trace(tmp_path / "a.jsonl", wait=0.0), trace(tmp_path / "b.jsonl", wait=0.1)
+    ran = CliRunner().invoke(command, [str(quick), str(slow)])
+    assert ran.exit_code == 1
+    assert ran.stdout.startswith("B is slower: a step takes 100 ms in A and 200 ms in B")
+    assert CliRunner().invoke(command, [str(slow), str(quick), "--json"]).exit_code == 0
+
+
+def test_what_is_no_recording_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("hello\nthere\n")
+    with pytest.raises(BadInputError, match="not JSON"):
+        CliRunner().invoke(command, [str(path)], catch_exceptions=False)

@@ -1,0 +1,54 @@
+"""Two runs compared: a difference is said when it is one, and where the time went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import FED, Run, Shows, record
+
+from stoker.diagnose.compare import Comparison, compare, mann_whitney
+from stoker.diagnose.replay import replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def compared(tmp_path: Path, *, wait: tuple[float, float]) -> Comparison:
+    runs = []
+    for number, share in enumerate(wait):
+        run = Run(label="", shows={"compute": FED, "data": Shows()}, jitter=0.05)
+        run.pieces = lambda step, compute, share=share: [("data", share * compute), ("compute", compute)]
+        path = record(run, np.random.default_rng(number), tmp_path / f"{number}.jsonl")
+        runs.append(replay(path))
+    return compare(*runs)
+
+
+def test_a_wait_that_grew_is_slower_and_named(tmp_path: Path) -> None:
+    found = compared(tmp_path, wait=(0.01, 0.5))
+    assert found.direction == "slower"
+    assert found.ratio == pytest.approx(1.5 / 1.01, rel=0.03)
+    assert list(found.moved) == ["data"]
+    assert found.new == ("data_starvation",)
+
+
+def test_a_fault_that_went_is_quicker_and_gone(tmp_path: Path) -> None:
+    found = compared(tmp_path, wait=(0.5, 0.01))
+    assert (found.direction, found.gone) == ("quicker", ("data_starvation",))
+
+
+def test_two_runs_of_the_same_are_the_same(tmp_path: Path) -> None:
+    found = compared(tmp_path, wait=(0.01, 0.01))
+    assert (found.direction, found.moved, found.new, found.gone) == ("the same", {}, (), ())
+
+
+@given(values=st.lists(st.floats(0.01, 10), min_size=5, max_size=40))
+def test_the_same_steps_are_never_a_difference(values: list[float]) -> None:
+    assert mann_whitney(np.array(values), np.array(values)) == pytest.approx(1.0)
+
+
+def test_steps_that_are_all_longer_are_a_difference() -> None:
+    assert mann_whitney(np.arange(1.0, 31.0), np.arange(101.0, 131.0)) < 1e-9

@@ -1,0 +1,168 @@
+"""What single rules say, and what they charge and advise."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from synthetic import FED, Run, Shows, copying, full_shm, healthy, record, red_herring, starved
+
+from stoker.diagnose.features import features
+from stoker.diagnose.replay import replay
+from stoker.diagnose.rules import Verdict, diagnose, judge
+from stoker.diagnose.thresholds import THRESHOLDS
+from stoker.recording import Event, RankRecord, Recording, Samples, Spans, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def verdict_on(tmp_path: Path) -> Callable[[Run], Verdict]:
+    def on(run: Run, seed: int = 0) -> Verdict:
+        return diagnose(replay(record(run, np.random.default_rng(seed), tmp_path / "run.jsonl")))
+
+    return on
+
+
+def loop_rank(rank: int, *, steps: int, step_s: float, events: tuple[Event, ...] = ()) -> RankRecord:
+    """A rank of steps that only compute."""
+    ends = step_s * np.arange(1, steps + 1)
+    starts = ends - step_s
+    none = np.full(steps, math.nan)
+    return RankRecord(
+        rank=rank,
+        node="",
+        gpu=None,
+        spans=Spans(
+            kind=np.full(steps, 6, np.uint8),
+            start=starts,
+            end=ends,
+            step=np.arange(steps),
+            bytes=np.zeros(steps, np.int64),
+        ),
+        steps=Steps(number=np.arange(1, steps + 1), start=starts, end=ends, tokens=none, flops=none),
+        memory=Samples(t=np.zeros(0), columns={}),
+        events=events,
+    )
+
+
+def run_of(*ranks: RankRecord, wall_s: float, ended: str = "running", **facts: Any) -> Recording:
+    return Recording(title="run", wall_s=wall_s, ended=ended, ranks=ranks, gpus=(), hosts=(), facts=facts)
+
+
+def hung(*, t: float, text: str, in_collective: bool, seq: int) -> Event:
+    facts = {"in_collective": in_collective, "collective_seq": seq, "inside": ""}
+    return Event(t=t, what="hang", text=text, facts=facts)
+
+
+def test_a_rank_that_never_joined_is_named_with_its_stack() -> None:
+    waits = hung(t=14.0, text="collective: all_reduce", in_collective=True, seq=41)
+    away = hung(t=14.0, text="train.py:7 sleep", in_collective=False, seq=40)
+    run = run_of(
+        loop_rank(0, steps=40, step_s=0.1, events=(waits,)),
+        loop_rank(1, steps=40, step_s=0.1, events=(away,)),
+        wall_s=20.0,
+    )
+    found = diagnose(run).findings
+    assert [one.kind for one in found] == ["collective_hang"]
+    assert "rank 1 never joined" in found[0].summary
+    assert any("train.py:7" in text for text in found[0].evidence)
+
+
+def test_a_rank_that_skipped_a_collective_is_named_by_its_count() -> None:
+    ranks = [
+        loop_rank(n, steps=40, step_s=0.1, events=(hung(t=14.0, text="x", in_collective=True, seq=seq),))
+        for n, seq in ((0, 41), (1, 40), (2, 41))
+    ]
+    found = diagnose(run_of(*ranks, wall_s=20.0)).findings
+    assert "rank 1 never joined" in found[0].summary
+
+
+def test_a_loop_that_stands_without_any_rank_waiting_is_a_host_hang() -> None:
+    away = hung(t=14.0, text="train.py:7 wait", in_collective=False, seq=0)
+    found = diagnose(run_of(loop_rank(0, steps=40, step_s=0.1, events=(away,)), wall_s=20.0)).findings
+    assert [one.kind for one in found] == ["host_hang"]
+    assert any("train.py:7" in text for text in found[0].evidence)
+
+
+def test_what_follows_the_last_step_of_a_run_that_ended_well_is_no_hang() -> None:
+    run = run_of(loop_rank(0, steps=100, step_s=0.1), wall_s=25.0, ended="exit 0")
+    assert [one.kind for one in diagnose(run).findings] == ["healthy"]
+
+
+def test_a_bus_error_explains_why_the_loop_stopped() -> None:
+    died = Event(t=5.0, what="exception", text="DataLoader worker killed by signal: Bus error", facts={})
+    run = run_of(loop_rank(0, steps=40, step_s=0.1, events=(died,)), wall_s=30.0, ended="exit 1")
+    assert [one.kind for one in diagnose(run).findings] == ["shm_pressure"]
+
+
+def test_the_price_is_the_wait_and_the_gain_follows_from_it(verdict_on: Callable[[Run], Verdict]) -> None:
+    run = Run(label="data_starvation", shows={"compute": Shows(util=98, sm=90, power=0.9), "data": Shows()})
+    run.pieces = lambda step, compute: [("data", compute), ("compute", compute)]
+    found = verdict_on(run).findings[0]
+    assert found.share == pytest.approx(0.5, abs=0.03)
+    assert found.gpu_seconds == pytest.approx(0.5 * 150 * 0.12, rel=0.08)
+    assert found.speedup_if_gone == pytest.approx(2.0, abs=0.15)
+
+
+def test_workers_are_advised_only_as_far_as_cores_are_allowed(verdict_on: Callable[[Run], Verdict]) -> None:
+    found = verdict_on(red_herring(np.random.default_rng(3))).findings[0]
+    assert found.cause == "cpu"
+    assert "num_workers=1" in found.remedy[0]
+    assert "2 cores are allowed" in found.remedy[0]
+
+
+def test_shm_is_sized_from_workers_prefetch_and_batch(verdict_on: Callable[[Run], Verdict]) -> None:
+    run = full_shm(np.random.default_rng(1))
+    run.header |= {"num_workers": 8, "prefetch_factor": 2, "batch_bytes": 256 << 20}
+    found = verdict_on(run).findings[0]
+    assert "8 workers × (2 + 1) batches × 256 MiB = 6 GiB" in found.remedy[0]
+    assert "--shm-size=9g" in found.remedy[0]
+
+
+def test_a_batch_that_does_not_fit_into_shm_any_more_is_pressure(
+    verdict_on: Callable[[Run], Verdict],
+) -> None:
+    run = Run(label="shm_pressure", shows={"compute": FED}, shm=lambda t: np.full(len(t), 0.67))
+    run.header = {"num_workers": 2, "batch_bytes": 24 << 30}  # of 64 GiB
+    assert [one.kind for one in verdict_on(run).findings] == ["shm_pressure"]
+
+
+def test_healthy_names_the_next_ceiling(verdict_on: Callable[[Run], Verdict]) -> None:
+    run = healthy(np.random.default_rng(0))
+    run.shows["compute"] = Shows(util=98, sm=89, tensor=34, power=0.99, cores=1.0, reasons=4)
+    found = verdict_on(run).findings[0]
+    assert (found.kind, "power limit" in found.summary) == ("healthy", True)
+
+
+@pytest.mark.parametrize("make", [healthy, starved, copying, full_shm])
+def test_findings_are_plain_json_without_a_nan(
+    make: Callable[[np.random.Generator], Run], verdict_on: Callable[[Run], Verdict]
+) -> None:
+    for finding in verdict_on(make(np.random.default_rng(5))).findings:
+        text = json.dumps(finding.as_dict(), allow_nan=False)
+        assert " nan" not in text.lower()
+        assert finding.summary
+        assert finding.evidence
+
+
+def test_nothing_seen_is_no_verdict() -> None:
+    verdict = diagnose(run_of(wall_s=10.0))
+    assert verdict.findings == ()
+    assert not verdict.healthy
+
+
+def test_judging_is_pure(tmp_path: Path) -> None:
+    seen = features(
+        replay(record(starved(np.random.default_rng(2)), np.random.default_rng(2), tmp_path / "a"))
+    )
+    assert judge(seen) == judge(seen)
+
+
+def test_every_threshold_says_why() -> None:
+    assert all(len(threshold.why) > 20 for threshold in THRESHOLDS.values())

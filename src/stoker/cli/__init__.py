@@ -13,7 +13,12 @@ from stoker.errors import StokerError, UsageError
 class _Verbs(click.Group):
     """Imports a verb's module when the verb is used, so that --help stays quick."""
 
-    _HOMES = {"prepare": "stoker.cli.prepare", "stage": "stoker.cli.stage"}  # noqa: RUF012 - read only
+    _HOMES = {  # noqa: RUF012 - read only
+        "prepare": "stoker.cli.prepare",
+        "stage": "stoker.cli.stage",
+        "plan": "stoker.cli.plan",
+        "deploy": "stoker.cli.deploy",
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._HOMES)

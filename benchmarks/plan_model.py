@@ -1,11 +1,12 @@
 """Does the simulation behind `stoker plan` say what really happens?
 
-Question: seconds to the first step, seconds in all and the share of time in which processes wait for data, simulated
-and measured, for jobs of 1 to 8 nodes before one store, with and without staging, and with one slow network.
-Method: rclone serves a dataset with --bwlimit, one bucket of bytes for everybody; a node is a process that reads
-from it (plainly, or through stoker's cache), waits for the others and computes (sleeps). The same numbers go into the
-simulation. Times are those the server's limit enforces, so a busy machine changes little; every scene runs
-three times and its median counts.
+Question: seconds to the first step, seconds in all and the share of time in which processes wait for data,
+simulated and measured, for jobs of 1 to 8 nodes before one store, with and without staging, and with one slow
+network.
+Method: rclone serves a dataset with --bwlimit, one bucket of bytes for everybody; a node is a process that
+reads from it (plainly, or through stoker's cache), waits for the others and computes (sleeps). The same
+numbers go into the simulation. Times are those the server's limit enforces, so a busy machine changes
+little; every scene runs three times and its median counts.
 Command: python benchmarks/plan_model.py [--rounds 3]
 Writes benchmarks/results/plan_model.json and docs/concepts/simulation.svg.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests" / "integration")]
-from throttled_store import Scene, Seen, Store, play, throttled_store  # noqa: E402
+from throttled_store import Scene, Seen, play, throttled_store  # noqa: E402
 
 from stoker.plan import simulate  # noqa: E402
 from stoker.plan.scene import Cluster, Course, Policy  # noqa: E402

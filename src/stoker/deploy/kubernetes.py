@@ -1,7 +1,7 @@
 """Kubernetes objects of a training job, as plain dictionaries. Pure.
 
-One pod is one node: an Indexed Job gives each its number, a headless Service a name by which pod 0 is found. What
-is in /dev/shm counts inside the container's memory limit, so the limit is the plan's sum of both.
+One pod is one node: an Indexed Job gives each its number, a headless Service a name by which pod 0 is found.
+What is in /dev/shm counts inside the container's memory limit, so the limit is the plan's sum of both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def training_pod(one: Deployment) -> Object:
         "initContainers": [container("doctor", doctor, one), container("stage", stage, one)],
         "containers": [
             {
-                **container("train", _train(one), one),
+                **container("train", _train(one), one, env=[] if one.plain else [token(one)]),
                 "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
             }
         ],
@@ -66,11 +66,11 @@ def _train(one: Deployment) -> list[str]:
     torchrun = one.torchrun(node=_INDEX, master=f"{one.name}-0.{one.name}")
     if one.plain:
         return list(torchrun)
-    watch = ["stoker", "watch", "--out", f"{one.run_folder}/node-{_INDEX}", "--metrics", str(METRICS_PORT)]
-    return [*watch, "--", *torchrun]
+    out, metrics = f"{one.run_folder}/node-{_INDEX}", f"0.0.0.0:{METRICS_PORT}"
+    return ["stoker", "watch", "--out", out, "--metrics", metrics, "--", *torchrun]
 
 
-def container(name: str, command: Sequence[str], one: Deployment) -> Object:
+def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequence[Object] = ()) -> Object:
     return {
         "name": name,
         "image": one.image,
@@ -80,6 +80,7 @@ def container(name: str, command: Sequence[str], one: Deployment) -> Object:
             {"name": "STOKER_CACHE", "value": one.cache},
             # torchrun gives its ranks 30 s to save unless told otherwise
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, one.grace_s - 30))},
+            *env,
         ],
         "resources": resources(one),
         # pods have no ulimits: with IPC_LOCK the kernel does not count pinned memory against memlock
@@ -91,6 +92,12 @@ def container(name: str, command: Sequence[str], one: Deployment) -> Object:
             {"name": "plan", "mountPath": _PLAN_FOLDER, "readOnly": True},
         ],
     }
+
+
+def token(one: Deployment) -> Object:
+    """What Prometheus must know to read metrics: a Secret that is made by hand, since files are shared."""
+    source = {"secretKeyRef": {"name": f"{one.name}-metrics", "key": "token"}}
+    return {"name": "STOKER_TOKEN", "valueFrom": source}
 
 
 def resources(one: Deployment) -> Object:

@@ -1,4 +1,4 @@
-"""The folder of a Kubernetes deployment: plain files, a Kustomize base, and overlays that change little. Pure.
+"""The folder of a Kubernetes deployment: plain files, a Kustomize base, overlays that change little. Pure.
 
 base/                    the job as it is: hostPath NVMe cache, Prometheus annotations
 prepare/                 the Indexed Job that makes the dataset, where one is to be made
@@ -62,10 +62,20 @@ def _overlays(one: Deployment) -> dict[str, dict[str, Object]]:
         overlays["one-node"] = {"patch.yaml": _alone(one)}
     if not one.plain:
         overlays["operator"] = {
+            "patch.yaml": _without_annotations(one),
             "pod-monitor.yaml": monitoring.pod_monitor(one),
             "rules.yaml": monitoring.prometheus_rule(one),
         }
     return overlays
+
+
+def _without_annotations(one: Deployment) -> Object:
+    """What the operator scrapes is not to be found a second time."""
+    job = kubernetes.training_job(one)
+    none = dict.fromkeys(job["spec"]["template"]["metadata"]["annotations"])
+    patch = _patch(one, {})
+    patch["spec"]["template"] = {"metadata": {"annotations": none}}
+    return patch
 
 
 def _claimed_cache(one: Deployment) -> Object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.deploy.deployment import HEALTH_PORT, Deployment
-from stoker.deploy.kubernetes import Object, config_map, labels, metadata
+from stoker.deploy.kubernetes import Object, config_map, labels, metadata, token
 from stoker.errors import require
 
 
@@ -30,7 +30,8 @@ def health_daemons(one: Deployment) -> Object:
             {
                 "name": "health",
                 "image": one.image,
-                "command": ["stoker", "doctor", "--metrics", str(HEALTH_PORT), "--cache", one.cache],
+                "command": ["stoker", "doctor", "--metrics", f"0.0.0.0:{HEALTH_PORT}", "--cache", one.cache],
+                "env": [token(one)],
                 "ports": [{"name": "metrics", "containerPort": HEALTH_PORT}],
                 "resources": {"requests": amounts, "limits": dict(amounts)},
                 "volumeMounts": [{"name": "cache", "mountPath": one.cache, "readOnly": True}],
@@ -57,7 +58,9 @@ def dashboard_map(one: Deployment) -> Object:
 def pod_monitor(one: Deployment) -> Object:
     """Scraping for the Prometheus operator: training pods and health daemons alike."""
     selector = {"matchLabels": {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": one.name}}
-    spec = {"selector": selector, "podMetricsEndpoints": [{"port": "metrics", "interval": "10s"}]}
+    credentials = {"name": f"{one.name}-metrics", "key": "token"}
+    endpoint = {"port": "metrics", "interval": "10s", "authorization": {"credentials": credentials}}
+    spec = {"selector": selector, "podMetricsEndpoints": [endpoint]}
     return _operator_object("PodMonitor", one, spec)
 
 

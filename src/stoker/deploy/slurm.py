@@ -1,13 +1,13 @@
 """The folder of a Slurm deployment: scripts to submit as they are. Pure.
 
-    train.sbatch   the training job: prolog.sh on every node, then torchrun, and back to the queue on a warning
+    train.sbatch   the training job: prolog.sh on every node, torchrun, and back to the queue on a warning
     prolog.sh      checks a node and brings its share of the data to its NVMe
     plan.json      what prolog.sh checks a node against
     prepare.sh     submits the job arrays that make the dataset, where one is to be made
 
-A warning is SIGUSR1, to the batch script only: Slurm sends it before the time limit or a preemption. The script
-passes it on to every process of the training step. torchrun knows nothing of it (the step begins with it
-ignored), ranks that want to save catch it, and when they have left the job goes back to the queue.
+A warning is SIGUSR1, to the batch script only: Slurm sends it before the time limit or a preemption. The
+script passes it on to every process of the training step. torchrun knows nothing of it (the step begins with
+it ignored), ranks that want to save catch it, and when they have left the job goes back to the queue.
 """
 
 from __future__ import annotations

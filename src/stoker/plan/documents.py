@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError, require
+
+# YAML 1.2, which kubectl reads, takes 3e-4 for a number; YAML 1.1, which PyYAML writes, for text.
+_NUMBER_LIKE = re.compile(r"^[-+]?\.?[0-9]")
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -27,16 +31,17 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     """Documents one after another, keys in their order, text of several lines as a block."""
     yaml = require("yaml", extra="deploy")
 
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML comes without types
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
-            return super().increase_indent(flow, False)  # lists are indented under their key
-
     def text(dumper: Any, value: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+        style = "|" if "\n" in value else "'" if _NUMBER_LIKE.match(value) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
+    def indent(dumper: Any, flow: bool = False, indentless: bool = False) -> Any:
+        return yaml.SafeDumper.increase_indent(dumper, flow, False)  # lists stand under their key
+
+    Dumper = type("Dumper", (yaml.SafeDumper,), {"increase_indent": indent})
     Dumper.add_representer(str, text)
     dumped = [
-        yaml.dump(dict(one), Dumper=Dumper, sort_keys=False, width=110, allow_unicode=True)
+        yaml.dump(dict(one), Dumper=Dumper, sort_keys=False, width=110)
         for one in documents
     ]
     return "---\n".join(dumped)

@@ -16,10 +16,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 260, 52, 36
 
 _STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{color:#222;background:#fff}h2{font-size:1.05rem;margin:1.5rem 0 .3rem}li{margin:.3rem 0}
 table{border-collapse:collapse;margin-bottom:1.5rem}td{padding:.2rem 1.2rem .2rem 0;vertical-align:top}
-td:first-child{color:#666;white-space:nowrap}svg{max-width:100%;height:auto}h2{font-size:1.05rem;margin:1.5rem 0 .3rem}
-li{margin:.3rem 0}@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td:first-child{color:#999}}
+td:first-child{color:#666;white-space:nowrap}svg{max-width:100%;height:auto}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td:first-child{color:#999}}
 """
 
 
@@ -100,7 +101,8 @@ def _axis(ticks: Sequence[tuple[float, str]], right: float, across: str) -> str:
         for share in (0, 0.25, 0.5, 0.75, 1)
     ]
     columns = [
-        f'<text x="{_x(at, right):.1f}" y="{_HEIGHT - 16}" text-anchor="{_anchor(at, right)}">{escape(label)}</text>'
+        f'<text x="{_x(at, right):.1f}" y="{_HEIGHT - 16}" text-anchor="{_anchor(at, right)}">'
+        f"{escape(label)}</text>"
         for at, label in ticks
     ]
     return "".join(rows + columns) + f'<text x="{_LEFT}" y="{_HEIGHT - 1}">{escape(across)}</text>'

@@ -41,7 +41,7 @@ def course_rows(courses: Sequence[Course]) -> list[Row]:
         (
             course.policy.name,
             f"GPUs idle {course.idle_share:.0%}; first step after {say_time(course.first_step_s)}; "
-            f"{say_size(course.store_bytes)} from the store, which is saturated {course.saturated:.0%} of the time",
+            f"{say_size(course.store_bytes)} from the store, saturated {course.saturated:.0%} of the time",
         )
         for course in courses
     ]
@@ -70,7 +70,8 @@ def _node(plan: Plan) -> Iterator[Row]:
         "memory",
         (
             f"{say_gib(memory.limit)} = /dev/shm {say_gib(memory.shm)} + ranks {say_gib(memory.ranks)} + "
-            f"loaders {say_gib(memory.loaders)} + snapshot {say_gib(memory.snapshot)} + spare {say_gib(memory.spare)}"
+            f"loaders {say_gib(memory.loaders)} + snapshot {say_gib(memory.snapshot)} + "
+            f"spare {say_gib(memory.spare)}"
         ),
     )
     yield "for processes", f"{say_gib(memory.processes)}: /dev/shm counts inside the limit"
@@ -101,7 +102,8 @@ def _saving(plan: Plan) -> Iterator[Row]:
     yield (
         "behind the loop",
         (
-            f"stall {say_time(saving.stall_s)}, in the store after {say_time(saving.drain_s or saving.write_s)}; "
+            f"stall {say_time(saving.stall_s)}, "
+            f"in the store after {say_time(saving.drain_s or saving.write_s)}; "
             f"every {say_time(saving.interval_s)}, {saving.loss:.2%} lost"
         ),
     )

@@ -59,8 +59,8 @@ def command(
     stoker plan job.yaml --simulate
     stoker plan --nodes 9 --read-rate 200MB/s --dataset 20TB --store-rate 10GB/s --nvme 3.5TB
 
-    JOB is a YAML or JSON file with the same names as the flags, which count more. Bytes are written 3.1MB or 2TiB,
-    times 500ms or 2h, numbers 8B.
+    JOB is a YAML or JSON file with the same names as the flags, which count more. Bytes are written 3.1MB or
+    2TiB, times 500ms or 2h, numbers 8B.
     """
     from stoker.plan.arithmetic import make_plan
     from stoker.plan.job import read_job

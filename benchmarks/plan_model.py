@@ -8,7 +8,8 @@ reads from it (plainly, or through stoker's cache), waits for the others and com
 numbers go into the simulation. Times are those the server's limit enforces, so a busy machine changes
 little; every scene runs three times and its median counts.
 Command: python benchmarks/plan_model.py [--rounds 3]
-Writes benchmarks/results/plan_model.json and docs/concepts/simulation.svg.
+Writes benchmarks/results/plan_model.json, and the plots of docs/concepts/simulation.md; among them a simulation
+of 10,000 nodes, with the seconds it took.
 """
 
 from __future__ import annotations
@@ -19,17 +20,28 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
+
+import numpy as np
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests" / "integration")]
 from throttled_store import Scene, Seen, play, throttled_store  # noqa: E402
 
 from stoker.plan import simulate  # noqa: E402
-from stoker.plan.scene import Cluster, Course, Policy  # noqa: E402
+from stoker.plan.arithmetic import make_plan  # noqa: E402
+from stoker.plan.job import make_job  # noqa: E402
+from stoker.plan.page import idle_by_nodes, idle_over_time, plot  # noqa: E402
+from stoker.plan.scene import Cluster, Course, Policy, cluster_of  # noqa: E402
 from stoker.stage.prefetch import AT_ONCE  # noqa: E402
 
+PLOTS = HERE.parent / "docs" / "concepts"
+LARGE = {
+    "nodes": 10_000, "read_rate": "20MB/s", "dataset": "2000TB", "store_rate": "1000GB/s", "nvme": "3.5TB",
+    "node_rate": "12.5GB/s", "parameters": "1T",
+}  # fmt: skip
 RATE, SLOW_RATE = 40_000_000, 1_000_000
 FILES, FILE_BYTES = 16, 9 << 20  # beyond stoker's 8 MiB, so that each travels by itself
 INDEX_BYTES = 64 << 10  # a small file beside each shard, which staging everything brings too
@@ -59,9 +71,39 @@ def main() -> None:
                 seen[name].append(play(store, scene, Path(scratch) / f"nodes{number}"))
                 print(name, seen[name][-1], predict(scene).seconds, flush=True)
     rows = {name: compare(predict(SCENES[name]), runs) for name, runs in seen.items()}
-    report = {"store_bytes_s": RATE, "rounds": options.rounds, "scenes": rows}
+    large = ten_thousand()
+    report = {"store_bytes_s": RATE, "rounds": options.rounds, "scenes": rows, "ten_thousand_nodes": large}
     options.results.write_text(json.dumps(report, indent=1) + "\n")
+    (PLOTS / "simulation-measured.svg").write_text(measured_plot(rows))
     print(json.dumps({name: row["seconds_error"] for name, row in rows.items()}, indent=1))
+
+
+def measured_plot(rows: dict) -> str:
+    """Idle shares, measured and simulated, by the number of nodes."""
+    lines = {}
+    for kind, label in (("store", "read from the store"), ("shares", "stage shares")):
+        counts = [n for n in (1, 2, 4, 8) if f"{kind}, {n} nodes" in rows or (kind, n) == ("store", 1)]
+        found = [rows[f"{kind}, {n} node{'s' if n > 1 else ''}"] for n in counts]
+        for how in ("measured", "simulated"):
+            lines[f"{label}, {how}"] = (np.log2(counts), np.array([row[f"{how}_idle"] for row in found]))
+    ticks = [(float(np.log2(n)), f"{n}") for n in (1, 2, 4, 8)]
+    return plot(lines, right=3.0, ticks=ticks, across="nodes", title="Idle share, measured and simulated")
+
+
+def ten_thousand() -> dict:
+    """A job of internet scale under each policy, and on fewer nodes; and how long that took to simulate."""
+    began = time.monotonic()
+    plan = make_plan(make_job(LARGE))
+    cluster = cluster_of(plan, epochs=4.0, slow_links=0.001, slow_link=0.5)
+    policies = simulate.usual_policies(cluster)
+    courses = [simulate.play(cluster, policy) for policy in policies]
+    played = time.monotonic() - began
+    sweeps = [simulate.sweep(cluster, policy, (1, 10, 100, 1000, 10_000)) for policy in policies]
+    swept = time.monotonic() - began - played
+    (PLOTS / "simulation-time.svg").write_text(idle_over_time(courses, until=5 * 3600))
+    (PLOTS / "simulation-nodes.svg").write_text(idle_by_nodes(sweeps))
+    facts = {course.policy.name: {**course.as_plain(points=2)} for course in courses}
+    return {"job": LARGE, "seconds": played, "sweep_seconds": swept, "courses": facts}
 
 
 def open_store(folder: Path):

@@ -30,7 +30,7 @@ def store(require_binary: Callable[[str], str], tmp_path_factory: pytest.TempPat
 
 
 # The store's own limit is what takes the time: a busy machine adds little to it.
-@pytest.mark.parametrize("name", ["store, 8 nodes", "shares, 8 nodes"])
+@pytest.mark.parametrize("name", ["store, 4 nodes", "shares, 4 nodes"])
 def test_the_simulation_says_within_15_percent_how_long_a_job_takes(
     store: Store, name: str, tmp_path: Path
 ) -> None:

@@ -40,10 +40,7 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
 
     Dumper = type("Dumper", (yaml.SafeDumper,), {"increase_indent": indent})
     Dumper.add_representer(str, text)
-    dumped = [
-        yaml.dump(dict(one), Dumper=Dumper, sort_keys=False, width=110)
-        for one in documents
-    ]
+    dumped = [yaml.dump(dict(one), Dumper=Dumper, sort_keys=False, width=110) for one in documents]
     return "---\n".join(dumped)
 
 

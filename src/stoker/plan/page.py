@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -45,10 +46,10 @@ def plan_page(plan: Plan, courses: Sequence[Course] = (), sweeps: Sequence[Seque
     )
 
 
-def idle_over_time(courses: Sequence[Course]) -> str:
+def idle_over_time(courses: Sequence[Course], *, until: float = math.inf) -> str:
     """GPU idle share over time, a line for each policy."""
-    lines = {course.policy.name: _thinned(course) for course in courses}
-    end = max(course.seconds for course in courses)
+    end = min(until, max(course.seconds for course in courses))
+    lines = {course.policy.name: _thinned(course, end=end) for course in courses}
     ticks = [(end * part / 4, say_time(end * part / 4)) for part in range(1, 5)]
     return plot(lines, right=end, ticks=ticks, across="time", title="GPU idle share over time")
 
@@ -120,9 +121,9 @@ def _y(share: float) -> float:
     return 10 + (_HEIGHT - _BOTTOM - 10) * (1 - min(1.0, max(0.0, float(share))))
 
 
-def _thinned(course: Course, points: int = 240) -> tuple[Floats, Floats]:
+def _thinned(course: Course, *, end: float, points: int = 240) -> tuple[Floats, Floats]:
     """Means over equal pieces of time: a line of a few hundred points shows what thousands would."""
-    edges = np.linspace(0, course.seconds, points + 1)
+    edges = np.linspace(0, min(end, course.seconds), points + 1)
     lost = np.concatenate([[0.0], np.cumsum(course.idle.sum(axis=0) * np.diff(course.t, prepend=0.0))])
     at = np.interp(edges, np.concatenate([[0.0], course.t]), lost)
     return edges[1:], np.diff(at) / np.diff(edges)

@@ -11,6 +11,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "stoker.load._gather",
+            ["src/stoker/load/gather.c"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "stoker.load._pump",
             ["src/stoker/load/pump.c"],
             libraries=["dl"],

@@ -28,7 +28,7 @@ LAYERS = {
         "findings",
         "recording",
     ),
-    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading", "runs"),
+    "parts": ("sources", "launch", "leases", "wire", "ordering", "reading", "runs", "machine"),
     "path": ("prepare", "stage", "load"),
     "watching": ("observe", "diagnose", "doctor"),
     "edge": ("feeder", "plan", "deploy", "report", "cli"),

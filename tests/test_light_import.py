@@ -1,10 +1,9 @@
-"""`import stoker` and `stoker --help` cost little: no heavy package, and next to no time."""
+"""`import stoker` and `stoker --help` load no heavy package: they cost next to no time."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +16,6 @@ HEAVY = {
     "obstore", "orjson", "pandas", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "torch", "webdataset",
     "xxhash",
 }  # fmt: skip
-BUDGET_S = 0.150
-TRIES = 7
 
 HELP = "import sys; from stoker.cli import main; sys.argv = ['stoker', *sys.argv[1:]]; main()"
 LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.modules)); "
@@ -50,21 +47,3 @@ def test_no_heavy_package_is_loaded(
     )
     loaded = {name.partition(".")[0] for name in done.stdout.rpartition("MODULES ")[2].split()}
     assert loaded & HEAVY == set()
-
-
-def test_help_takes_little_longer_than_a_bare_interpreter(
-    stoker_environ: Callable[..., dict[str, str]],
-) -> None:
-    environ = stoker_environ()
-
-    def best(*arguments: str) -> float:
-        times = []
-        for _ in range(TRIES):
-            start = time.perf_counter()
-            subprocess.run(
-                [sys.executable, *arguments], env=environ, capture_output=True, check=True, timeout=60
-            )
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert best("-m", "stoker.cli", "--help") - best("-c", "pass") < BUDGET_S

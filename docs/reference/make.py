@@ -1,15 +1,23 @@
-"""Writes docs/reference/cli.md from the commands' own help: `python docs/reference/make.py [--check]`."""
+"""Writes docs/reference/cli.md from the commands' own help and checks.md from the list of checks:
+`python docs/reference/make.py [--check]`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from stoker.cli import stoker
+from stoker.doctor.check import Result
+from stoker.doctor.examine import CHECKS, examine
+from stoker.doctor.need import Need
+from stoker.machine.snapshot import read_snapshot
 
-PAGE = Path(__file__).parent / "cli.md"
+HERE = Path(__file__).parent
+MACHINES = HERE.parents[1] / "tests" / "doctor" / "snapshots"
+LARGE = Need(cpu_cores=96, memory_bytes=120 << 30, read_bytes_s=14_400_000_000)
 
 
 def page() -> str:
@@ -30,7 +38,38 @@ def commands(name: str, command: click.Command, parent: click.Context | None):
                 yield from commands(f"{name} {child}", found, context)
 
 
+def checks_page() -> str:
+    """Each check with its reason, and what it says on a recorded machine that has the fault."""
+    examples = {result.check.name: result for result in reversed(list(faults()))}
+    parts = [
+        "# Checks of `stoker doctor`\n\nGenerated from the list of checks by `docs/reference/make.py`; the "
+        "examples are what the recorded machines in `tests/doctor/snapshots` get.\n"
+    ]
+    subject = ""
+    for check in CHECKS:
+        if check.subject != subject:
+            subject = check.subject
+            parts.append(f"\n## {subject[0].upper()}{subject[1:]}\n")
+        parts.append(f"\n### {check.name}\n\n{check.why}\n")
+        if check.name in examples:
+            seen = examples[check.name].seen
+            fixes = "\n".join(f"fix: {fix}" for fix in seen.fix)
+            parts.append(f"\n```\n{seen.level}: {seen.read}\n{fixes}\n```\n")
+    return "".join(parts)
+
+
+def faults() -> Iterator[Result]:
+    """What the recorded machines get, those without a need first."""
+    for need in (Need(), LARGE):
+        for path in sorted(MACHINES.glob("*.json")):
+            yield from (one for one in examine(read_snapshot(path), need=need) if one.seen.fix)
+
+
+PAGES = {HERE / "cli.md": page, HERE / "checks.md": checks_page}
+
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        raise SystemExit(0 if PAGE.read_text("utf-8") == page() else f"{PAGE} is out of date: run {__file__}")
-    PAGE.write_text(page(), "utf-8")
+        stale = [str(path) for path, make in PAGES.items() if path.read_text("utf-8") != make()]
+        raise SystemExit(f"{', '.join(stale)} out of date: run {__file__}" if stale else 0)
+    for path, make in PAGES.items():
+        path.write_text(make(), "utf-8")

@@ -8,9 +8,11 @@ import os
 import numpy as np
 import pytest
 import torch
+from xxhash import xxh3_64_intdigest
 
 from stoker.load.device import Device
 from stoker.load.pump import TorchRing, open_pool
+from stoker.reading.chunks import Run
 
 STRETCHES = [(0, 9_000_001), (1, 2), (4095, 4097), (8191, 5_000_000), (8_999_999, 9_000_001)]
 
@@ -36,9 +38,8 @@ def read(request, device):
     assert pool, "the extension stoker.load._pump is not built"
 
     def with_pool(file, stretches, target):
-        address = target.data_ptr()
         jobs = [
-            pool.submit([(file, start, stop - start, address + start)], after=device.mark())
+            pool.submit([run(file, start, stop)], target=target.data_ptr(), after=device.mark())
             for start, stop in stretches
         ]
         for job in jobs:
@@ -48,6 +49,18 @@ def read(request, device):
     yield with_pool
     pool.close()
     pool.close()
+
+
+def run(file, start, stop, digests=None, block_bytes=8192, file_bytes=0):
+    return Run(
+        file=file,
+        start=start,
+        stop=stop,
+        at=start,
+        digests=digests,
+        block_bytes=block_bytes,
+        file_bytes=file_bytes,
+    )
 
 
 @pytest.fixture
@@ -104,7 +117,7 @@ def test_a_copy_waits_for_those_who_still_read_its_target(device, file):
     target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
     torch.cuda._sleep(50_000_000)
     before = target.clone()
-    job = pool.submit([(handle, 0, len(data), target.data_ptr())], after=device.mark())
+    job = pool.submit([run(handle, 0, len(data))], target=target.data_ptr(), after=device.mark())
     job.finish()
     job.wait(torch.cuda.current_stream())
     assert not before.any()
@@ -117,11 +130,57 @@ def test_what_has_not_begun_is_cancelled_when_a_pool_closes(device, file):
     path, data = file
     handle, pool = os.open(path, os.O_RDONLY), open_pool(device, 1)
     target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
-    stretch = [(handle, 0, len(data), target.data_ptr())]
-    jobs = [pool.submit(stretch, after=None) for _ in range(200)]
+    stretch, address = [run(handle, 0, len(data))], target.data_ptr()
+    jobs = [pool.submit(stretch, target=address, after=None) for _ in range(200)]
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
         jobs[-1].finish()
     with pytest.raises(RuntimeError, match="closed"):
-        pool.submit(stretch, after=None).finish()
+        pool.submit(stretch, target=address, after=None).finish()
     os.close(handle)
+
+
+@pytest.mark.parametrize("flags", [0, os.O_DIRECT])
+@pytest.mark.parametrize("block_bytes", [4096, 8192, 1 << 20, 4 << 20])
+def test_blocks_are_verified_on_their_way(device, file, flags, block_bytes):
+    path, data = file
+    handle, pool = os.open(path, os.O_RDONLY | flags), open_pool(device, 3)
+    assert pool.verifies(block_bytes)
+    digests = digests_of(data, block_bytes)
+    for start, stop in STRETCHES:
+        target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
+        wanted = run(handle, start, stop, digests, block_bytes, len(data))
+        job = pool.submit([wanted], target=target.data_ptr(), after=None)
+        job.finish()
+        job.wait(torch.cuda.current_stream())
+        found = target.cpu().numpy()
+        assert np.array_equal(found[start:stop], data[start:stop])
+        assert not found[:start].any()
+        assert not found[stop:].any()
+    pool.close()
+    os.close(handle)
+
+
+@pytest.mark.parametrize("at", [0, 4_194_303, 4_194_304, 9_000_000])
+def test_a_flipped_byte_is_found_before_anything_of_its_block_is_handed_on(device, file, at):
+    path, data = file
+    block_bytes = 1 << 20
+    digests = digests_of(data, block_bytes)
+    with path.open("r+b") as damaged:
+        damaged.seek(at)
+        damaged.write(bytes([data[at] ^ 1]))
+    handle, pool = os.open(path, os.O_RDONLY), open_pool(device, 1)
+    target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
+    wanted = run(handle, 0, len(data), digests, block_bytes, len(data))
+    with pytest.raises(ValueError, match="digest"):
+        pool.submit([wanted], target=target.data_ptr(), after=None).finish()
+    torch.cuda.synchronize()
+    begin = at // block_bytes * block_bytes
+    assert not target[begin : begin + block_bytes].any()
+    pool.close()
+    os.close(handle)
+
+
+def digests_of(data, block_bytes):
+    starts = range(0, len(data), block_bytes)
+    return np.array([xxh3_64_intdigest(data[at : at + block_bytes].data) for at in starts], np.uint64)

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from stoker.errors import BadShardError
+from stoker.load.gather import gather, rows_of
 from stoker.mixing import Integers
 from stoker.ordering.order import Draw
 from stoker.ordering.plan import Task
@@ -77,11 +77,8 @@ class Arena:
     def slot(self, number: int) -> Bytes:
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def windows(self, dtype: np.dtype[Any], length: int) -> Array:
-        """Every stretch of `length` tokens, as rows of a view: row i starts at token i."""
-        tokens = self._memory.view(dtype)
-        step = dtype.itemsize
-        return as_strided(tokens, (len(tokens) - length + 1, length), (step, step), writeable=False)
+    def tokens(self, dtype: np.dtype[Any]) -> Array:
+        return self._memory.view(dtype)
 
 
 class WindowAssembler:
@@ -100,8 +97,6 @@ class WindowAssembler:
     ) -> None:
         self._layouts, self._arena, self._batch_size, self._wrap = layouts, arena, batch_size, wrap
         self._dtype = dtype or layouts[0].dtype
-        self._seen: Arena | None = None
-        self._views: list[Array] = []
         self._labels, self._documents = labels, documents
         self._buffers = Buffers()
         self.skipped = 0
@@ -116,30 +111,28 @@ class WindowAssembler:
     def _tokens(self, draw: Draw, held: Sequence[Chunk]) -> Any:
         """The tokens of these rows, [rows, seq_len + 1]."""
         tokens = self._buffers.take((len(draw), self._layouts[0].seq_len + 1), self._dtype)
+        arena = self._arena()  # it is another one when it had to grow
         for which, mine, part in by_dataset(draw):
-            tokens[mine] = self._gather(which, part, held)
+            layout = self._layouts[which]
+            places = places_of(layout, part, held, arena.slot_bytes)
+            if isinstance(mine, slice):
+                gather(arena.tokens(layout.dtype), places, into=tokens)
+            else:
+                tokens[mine] = rows_of(arena.tokens(layout.dtype), tokens.shape[1])[places]
         return self._wrap(tokens)
-
-    def _gather(self, which: int, draw: Draw, held: Sequence[Chunk]) -> Array:
-        layout, arena = self._layouts[which], self._arena()
-        if arena is not self._seen:  # it is another one when it had to grow
-            self._views = [arena.windows(one.dtype, one.seq_len + 1) for one in self._layouts]
-            self._seen = arena
-        gathered: Array = self._views[which][places_of(layout, draw, held, arena.slot_bytes)]
-        return gathered
 
     def _batches(self, task: Task, draw: Draw, tokens: Any) -> list[Batch]:  # an array, or a tensor
         columns = {"input_ids": tokens[:, :-1]}
         if self._labels:
             columns["labels"] = tokens[:, 1:] if self._labels == "next" else tokens[:, :-1]
         if self._documents:
-            columns.update(self._document_extras(draw))
+            columns.update((name, self._wrap(ids)) for name, ids in self._document_extras(draw).items())
         if task.real is not None:
-            columns["real"] = task.real
+            columns["real"] = self._wrap(task.real)
         rows = zip(*(_split(column, self._batch_size) for column in columns.values()), strict=True)
         batches: list[Batch] = [dict(zip(columns, values, strict=True)) for values in rows]
         for batch in batches if self._documents else ():
-            batch["cu_seqlens"] = cu_seqlens(batch["position_ids"])
+            batch["cu_seqlens"] = self._wrap(cu_seqlens(np.asarray(batch["position_ids"])))
         return batches
 
     def _whole_rows(self, draw: Draw, held: Sequence[Chunk]) -> Integers:

@@ -93,21 +93,20 @@ class DeviceStore:
         return ChunkCache(begin, slots=slots)
 
     def _submit(self, key: Key, place: _Place) -> _Submitted | None:
-        """Let the pool read a chunk, if all of it has been verified before."""
+        """Let the pool read a chunk, if it can verify what has not been verified before."""
+        assert self._pool is not None
         loader = self._loaders[key[0]]
         pieces = loader.pieces(key)
-        files = loader.verified_files(pieces)
-        if files is None:
+        runs = loader.runs(pieces)
+        if runs is None or not (
+            self._pool.verifies(loader.block_bytes) or all(r.digests is None for r in runs)
+        ):
             return None
-        address = place.room.data_ptr()
-        stretches = [
-            (file, piece.start, piece.stop - piece.start, address + piece.at)
-            for file, piece in zip(files, pieces, strict=True)
-        ]
-        assert self._pool is not None
-        job = self._pool.submit(stretches, after=place.read_until)
+        job = self._pool.submit(runs, target=place.room.data_ptr(), after=place.read_until)
         chunk = Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=(), ready=job)
-        return _Submitted(job, chunk, lambda: self._load_anew(key, place))
+        return _Submitted(
+            job, chunk, verified=lambda: loader.trust(pieces), load_anew=lambda: self._load_anew(key, place)
+        )
 
     def _load(self, key: Key, place: _Place) -> Chunk:
         try:
@@ -174,21 +173,22 @@ class _Place:
 class _Submitted:
     """A chunk that the pool is reading."""
 
-    def __init__(self, job: NativeJob, chunk: Chunk, load_anew: Callable[[], Chunk]) -> None:
-        self._job, self._chunk, self._load_anew = job, chunk, load_anew
+    def __init__(
+        self, job: NativeJob, chunk: Chunk, *, verified: Callable[[], None], load_anew: Callable[[], Chunk]
+    ) -> None:
+        self._job, self._chunk, self._verified, self._load_anew = job, chunk, verified, load_anew
 
     def result(self) -> Chunk:
-        try:
-            self._job.finish()
-        except (EOFError, OSError):
+        if self.exception():
             return self._load_anew()
         return self._chunk
 
     def exception(self) -> BaseException | None:
         try:
             self._job.finish()
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, ValueError) as error:
             return error
+        self._verified()
         return None
 
 

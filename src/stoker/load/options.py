@@ -15,7 +15,7 @@ from stoker.world import World
 PACKINGS = ("concat", "best-fit", "pad", "buckets")
 
 # 24 lanes hold 12 MiB. A longer read is no faster from the page cache, and leaves less of the second-level
-# cache to the gather; for disks read with O_DIRECT use whole blocks of digests (4 MiB) or more.
+# cache to the gather; for disks read with O_DIRECT use 8 MiB or more.
 CHUNK_BYTES = 512 << 10
 
 

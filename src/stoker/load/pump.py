@@ -8,6 +8,7 @@ built; `TorchRing` is its twin for a Python thread. It serves the CPU too, where
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from stoker.load.device import Device
+from stoker.reading.chunks import Run
 from stoker.reading.engines import PAGE, Bytes, Pread
 
 # Read and copied at once: what was read is still in the processor's cache when the card fetches it, and
@@ -24,18 +26,17 @@ STEP_BYTES = 4 << 20
 
 _STAGES = 2  # one is filled while the other is copied
 
-Stretch = tuple[int, int, int, int]  # an open file, the offset in it, bytes, and their address on the device
-
 
 class NativeJob:
     """Stretches being read by the pool."""
 
-    def __init__(self, native: Any, job: Any, after: Any) -> None:
+    def __init__(self, native: Any, job: Any, *needed: Any) -> None:
         self._native, self._job = native, job
-        self._after = after  # an event must not go while it may still be waited for
+        self._needed = needed  # an event and digests must not go while they may still be looked at
 
     def finish(self) -> None:
-        """Wait until all copies have been asked for; EOFError or OSError if a file could not be read."""
+        """Wait until all copies have been asked for. EOFError or OSError if a file could not be read,
+        ValueError if a block differs from its digest."""
         self._native.finish(self._job)
 
     def wait(self, stream: Any) -> None:
@@ -49,11 +50,29 @@ class NativePool:
     def __init__(self, native: Any, device: Device, threads: int) -> None:
         self._native = native
         self._pool = native.open(device.torch_device.index, threads, STEP_BYTES, device.copy_stream)
+        self._verifies = native.hash_with(import_module("xxhash._xxhash").__file__)
 
-    def submit(self, stretches: list[Stretch], *, after: Any) -> NativeJob:
-        """Read stretches, once the event `after` is done."""
+    def verifies(self, block_bytes: int) -> bool:
+        """Whether it can verify blocks of this size."""
+        return bool(self._verifies and block_bytes % PAGE == 0 and block_bytes <= STEP_BYTES)
+
+    def submit(self, runs: Sequence[Run], *, target: int, after: Any) -> NativeJob:
+        """Read runs to their places behind the address `target`, once the event `after` is done."""
+        asked = [
+            (
+                run.file,
+                run.start,
+                run.stop - run.start,
+                target + run.at,
+                0 if run.digests is None else run.digests.ctypes.data,
+                run.block_bytes,
+                run.file_bytes,
+            )
+            for run in runs
+        ]
         event = after.cuda_event if after is not None else 0
-        return NativeJob(self._native, self._native.submit(self._pool, stretches, event), after)
+        job = self._native.submit(self._pool, asked, event)
+        return NativeJob(self._native, job, after, [run.digests for run in runs])
 
     def close(self) -> None:
         self._native.close(self._pool)

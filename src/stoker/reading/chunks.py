@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from stoker.errors import BadShardError
 from stoker.formats.zstd import SeekableReader
@@ -35,6 +36,20 @@ class Chunk:
     damaged: Sequence[tuple[int, int]]
     ready: Any = None  # on a device: the event after which its bytes are there
     lead: int = 0  # bytes of its slot before it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A stretch of an open file, where it goes in its chunk, and the digests of all blocks of the file, if it
+    is to be verified."""
+
+    file: int
+    start: int
+    stop: int
+    at: int
+    digests: npt.NDArray[np.uint64] | None
+    block_bytes: int
+    file_bytes: int
 
 
 class Pending(Protocol):
@@ -174,17 +189,32 @@ class ChunkLoader:
         is_good, lead = self._reader.read_block(part.file.name, part.start, stage)
         return [] if is_good else [(part.at, part.at + part.stop - part.start)], lead
 
-    def verified_files(self, pieces: Sequence[Piece]) -> list[int] | None:
-        """The open files of pieces that can be read without looking at the bytes again."""
-        files = []
+    def runs(self, pieces: Sequence[Piece]) -> list[Run] | None:
+        """What to read for pieces whose files stay open, with the digests of what is not verified yet."""
+        found: list[Run] = []
         for piece in pieces:
-            stretches = self._stretches(piece)
-            _, stop, is_verified = next(stretches)
-            file = self._reader.descriptor(piece.file.name)
-            if not is_verified or stop < piece.stop or file is None:
+            name = piece.file.name
+            file = None if _is_compressed(piece) else self._reader.descriptor(name)
+            if file is None:
                 return None
-            files.append(file)
-        return files
+            is_verified = self._reader.is_verified(name, piece.start, piece.stop)
+            found.append(
+                Run(
+                    file=file,
+                    start=piece.start,
+                    stop=piece.stop,
+                    at=piece.at,
+                    digests=None if is_verified else self._reader.digests(name),
+                    block_bytes=self.block_bytes,
+                    file_bytes=piece.file.bytes,
+                )
+            )
+        return found
+
+    def trust(self, pieces: Sequence[Piece]) -> None:
+        """All blocks that these lie in have been verified."""
+        for piece in pieces:
+            self._reader.trust(piece.file.name, piece.start, piece.stop)
 
     def distrust(self, pieces: Sequence[Piece]) -> None:
         """Verify these anew: something has changed."""

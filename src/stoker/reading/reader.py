@@ -116,9 +116,23 @@ class ShardReader:
                     self._read_bytes(name, handle, begin, whole)
                 return self._judge(name, block, whole), lead
 
+    def is_verified(self, name: str, start: int, stop: int) -> bool:
+        return bool(self._good[name][self._blocks(start, stop)].all())
+
+    def digests(self, name: str) -> npt.NDArray[np.uint64]:
+        """Of every block of a file."""
+        return self._digests[name]
+
+    def trust(self, name: str, start: int, stop: int) -> None:
+        """The blocks of a stretch have been verified elsewhere."""
+        self._good[name][self._blocks(start, stop)] = True
+
     def distrust(self, name: str, start: int, stop: int) -> None:
         """Verify the blocks of a stretch anew."""
-        self._good[name][start // self.block_bytes : -(-stop // self.block_bytes)] = False
+        self._good[name][self._blocks(start, stop)] = False
+
+    def _blocks(self, start: int, stop: int) -> slice:
+        return slice(start // self.block_bytes, -(-stop // self.block_bytes))
 
     def open(self, name: str) -> _Opened:
         """The file for others to read from, where the engine's handles are open files."""

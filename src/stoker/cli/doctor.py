@@ -1,0 +1,127 @@
+"""`stoker doctor`: is this machine fit to feed GPUs, and what mends it?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.errors import UsageError
+
+if TYPE_CHECKING:
+    from stoker.doctor.check import Result
+    from stoker.doctor.need import Need
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("snapshot", required=False, type=_FILE, metavar="[SNAP.json]")
+@click.option("--data", type=click.Path(path_type=Path), metavar="PATH", help="Where the training data lies.")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where staged data is to lie.  [default: $STOKER_CACHE, else the temporary folder]",
+)
+@click.option(
+    "--for",
+    "need",
+    type=_FILE,
+    metavar="FILE",
+    help="What the job needs: the JSON of `stoker plan`, or a loader's workers, prefetch and batch_bytes.",
+)
+@click.option("--record", type=_FILE, metavar="FILE", help="Write what was read, to be examined elsewhere.")
+@click.option("--fix", is_flag=True, help="Show what can safely be changed here, ask, and change it.")
+@click.option("--dry-run", is_flag=True, help="With --fix: only show.")
+@click.option("--yes", is_flag=True, help="With --fix: do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(
+    snapshot: Path | None,
+    data: Path | None,
+    cache: Path | None,
+    need: Path | None,
+    record: Path | None,
+    fix: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Check a machine: what was read, why it matters for feeding GPUs, the line that mends it.
+
+    \b
+    stoker doctor --cache /nvme/stoker --data /lustre/corpus
+    stoker doctor --for plan.json
+    stoker doctor --record node7.json; stoker doctor node7.json
+
+    It needs no root, no GPU and no torch. The exit code is 1 if a check fails, so that an init container
+    can gate on it; warnings and what could not be read do not fail.
+    """
+    from stoker.doctor.examine import worst
+    from stoker.doctor.need import Need, read_need
+
+    wanted = read_need(need) if need else Need()
+    if snapshot is not None:
+        if data or cache or record or fix:
+            raise UsageError(
+                f"{snapshot} is a recorded machine: --data, --cache, --record and --fix are for this one",
+                hint="leave them out, or leave the recording out",
+            )
+        results = _recorded(snapshot, wanted)
+    else:
+        results = _live(data, cache, record, wanted)
+        if fix and _change(results, dry_run=dry_run, yes=yes):
+            results = _live(data, cache, None, wanted)
+    _report(results, as_json=as_json)
+    return 1 if worst(results) == "fail" else 0
+
+
+def _recorded(path: Path, need: Need) -> list[Result]:
+    from stoker.doctor.examine import examine
+    from stoker.machine.snapshot import read_snapshot
+
+    return examine(read_snapshot(path), need=need)
+
+
+def _live(data: Path | None, cache: Path | None, record: Path | None, need: Need) -> list[Result]:
+    from stoker.doctor.examine import examine
+    from stoker.machine.read import read_machine
+    from stoker.machine.snapshot import write_snapshot
+
+    machine = read_machine(data=data, cache=cache)
+    if record is not None:
+        write_snapshot(machine, record)
+    return examine(machine, need=need)
+
+
+def _change(results: list[Result], *, dry_run: bool, yes: bool) -> bool:
+    """Show and make the safe changes; whether any was made."""
+    from stoker.doctor.fix import apply, changes_of
+
+    changes = changes_of(results)
+    for change in changes:
+        click.echo(f"change: {change.do}\n  undo: {change.undo}", err=True)
+    if not changes:
+        click.echo("nothing here that can safely be changed", err=True)
+    if dry_run or not changes:
+        return False
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("nobody is there to ask", hint="add --yes to change it, --dry-run to only look")
+        if not click.confirm("Make these changes?", err=True):
+            return False
+    apply(changes)
+    return True
+
+
+def _report(results: list[Result], *, as_json: bool) -> None:
+    from stoker.doctor.examine import as_lines, worst
+
+    if as_json:
+        plain = {"level": worst(results), "checks": [result.as_plain() for result in results]}
+        click.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(as_lines(results)))

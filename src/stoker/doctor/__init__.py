@@ -1,0 +1,1 @@
+"""Checks of a machine: is it fit to feed GPUs, and what mends it?"""

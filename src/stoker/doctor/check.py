@@ -1,0 +1,188 @@
+"""A check: what is looked at, why it matters for feeding GPUs, and a pure function that looks.
+
+A check takes a recorded machine and a need, and yields what it has seen: a level, what was read, and the
+exact lines that mend it. What could not be read makes it `unknown`, with the reason, never a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from stoker.doctor.need import Need
+from stoker.findings import Finding
+from stoker.machine.plain import Unknown
+from stoker.machine.snapshot import UNLIMITED, Gpu, Place, Snapshot
+
+Level = Literal["ok", "warn", "fail", "unknown"]
+LEVELS: tuple[Level, ...] = ("ok", "unknown", "warn", "fail")  # from the best to the worst
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A safe, reversible change: a line of shell that makes it and one that takes it back."""
+
+    do: str
+    undo: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What a check saw."""
+
+    level: Level
+    read: str
+    fix: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+
+Look = Callable[[Snapshot, Need], Iterable[Seen]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One thing that is looked at. `name` is short and stays the same between releases."""
+
+    name: str
+    subject: str
+    why: str
+    look: Look
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A check and what it saw."""
+
+    check: Check
+    seen: Seen
+
+    @property
+    def level(self) -> Level:
+        return self.seen.level
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "check": self.check.name,
+            "subject": self.check.subject,
+            "level": self.seen.level,
+            "read": self.seen.read,
+            "why": self.check.why,
+            "fix": list(self.seen.fix),
+        }
+
+    def as_finding(self) -> Finding:
+        """In the words of a diagnosis. A machine that stands still loses nothing yet: it has no price."""
+        unread = self.seen.level == "unknown"
+        return Finding(
+            kind=f"machine-{self.check.name.replace(' ', '-')}",
+            summary=f"{self.check.name}: {self.seen.read}",
+            evidence=() if unread else (self.seen.read,),
+            remedy=self.seen.fix,
+            missing=(self.seen.read,) if unread else (),
+            cause=self.check.why,
+            confidence=0.0 if unread else 1.0,
+        )
+
+
+class NotKnown(Exception):
+    """A check needs what could not be read."""
+
+
+def known(value: Value | Unknown) -> Value:
+    """The value; a check that asks for what could not be read ends as `unknown`."""
+    if isinstance(value, Unknown):
+        raise NotKnown(value.reason)
+    return value
+
+
+def look(check: Check, snapshot: Snapshot, need: Need) -> Iterator[Result]:
+    """All that a check sees on a machine."""
+    try:
+        for seen in check.look(snapshot, need):
+            yield Result(check=check, seen=seen)
+    except NotKnown as error:
+        yield Result(check=check, seen=Seen(level="unknown", read=str(error)))
+
+
+def ok(read: str) -> Seen:
+    return Seen(level="ok", read=read)
+
+
+def warn(read: str, *fix: str, changes: tuple[Change, ...] = ()) -> Seen:
+    return Seen(level="warn", read=read, fix=fix, changes=changes)
+
+
+def fail(read: str, *fix: str, changes: tuple[Change, ...] = ()) -> Seen:
+    return Seen(level="fail", read=read, fix=fix, changes=changes)
+
+
+def over_places(look_at: Callable[[Place, Snapshot, Need], Seen | None], *roles: str) -> Look:
+    """A check of the filesystems under these folders, each once: for the first role that lies on it."""
+
+    def look_at_all(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
+        told: set[object] = set()
+        ours = [place for role in roles for place in snapshot.places if place.role == role]
+        for place in ours:
+            where = place.path if isinstance(place.mountpoint, Unknown) else place.mountpoint
+            if where not in told:
+                told.add(where)
+                yield from _look_at(look_at, place, snapshot, need)
+
+    return look_at_all
+
+
+def _look_at(
+    look_at: Callable[[Place, Snapshot, Need], Seen | None], place: Place, snapshot: Snapshot, need: Need
+) -> Iterator[Seen]:
+    try:
+        seen = look_at(place, snapshot, need)
+    except NotKnown as error:
+        seen = Seen(level="unknown", read=str(error))
+    if seen is not None:
+        yield replace(seen, read=f"{place.role} {place.path}: {seen.read}")
+
+
+def over_gpus(look_at: Callable[[Gpu], Seen]) -> Look:
+    """A check of every card; cards that look alike are told together."""
+
+    def look_at_all(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
+        alike: dict[Seen, list[int]] = {}
+        changes: dict[Seen, tuple[Change, ...]] = {}
+        for gpu in cards(snapshot):
+            try:
+                seen = look_at(gpu)
+            except NotKnown as error:
+                seen = Seen(level="unknown", read=str(error))
+            bare = replace(seen, changes=())  # a change names its card; cards are alike without it
+            alike.setdefault(bare, []).append(gpu.index)
+            changes[bare] = changes.get(bare, ()) + seen.changes
+        for seen, indices in alike.items():
+            read = f"GPU {', '.join(map(str, indices))}: {seen.read}"
+            yield replace(seen, read=read, changes=changes[seen])
+
+    return look_at_all
+
+
+def cards(snapshot: Snapshot) -> tuple[Gpu, ...]:
+    """The cards; none where they cannot be read: one check says so for all."""
+    return () if isinstance(snapshot.gpus, Unknown) else snapshot.gpus
+
+
+def has_rdma(snapshot: Snapshot) -> bool:
+    """Whether an RDMA device is known to be there."""
+    return not isinstance(snapshot.nics, Unknown) and any(nic.rdma for nic in snapshot.nics)
+
+
+def say(count: int) -> str:
+    """Bytes in the units that limits and manifests are written in: 64 MiB."""
+    if count == UNLIMITED:
+        return "unlimited"
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.4g} {units[0]}"

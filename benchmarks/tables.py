@@ -91,7 +91,30 @@ def gpu() -> str:
     return "\n".join(rows) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"prepare": prepare, "stage": stage, "load": load, "gpu": gpu}
+def plan_model() -> str:
+    """Scenes before a throttled store: seconds and idle share, measured and simulated."""
+    report = json.loads((RESULTS / "plan_model.json").read_text())
+    rows = [
+        f"| a store of {report['store_bytes_s'] / 1e6:.0f} MB/s | seconds, measured | simulated | "
+        "idle, measured | simulated |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in report["scenes"].items():
+        rows.append(
+            f"| {name} | {row['measured_s']:.1f} | {row['simulated_s']:.1f} ({row['seconds_error']:+.0%}) | "
+            f"{row['measured_idle']:.0%} | {row['simulated_idle']:.0%} |"
+        )
+    large = report["ten_thousand_nodes"]["seconds"]
+    return "\n".join(rows) + f"\n\n10,000 nodes under four policies, four epochs, took {large:.0f} s.\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "prepare": prepare,
+    "stage": stage,
+    "load": load,
+    "gpu": gpu,
+    "plan_model": plan_model,
+}
 
 
 def filled(text: str) -> str:

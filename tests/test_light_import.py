@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HEAVY = {
     "awkward", "backports", "datasets", "fastokens", "gigatoken", "huggingface_hub", "megatron", "numpy",
     "obstore", "orjson", "pandas", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "torch", "webdataset",
-    "xxhash",
+    "xxhash", "yaml",
 }  # fmt: skip
 
 HELP = "import sys; from stoker.cli import main; sys.argv = ['stoker', *sys.argv[1:]]; main()"
@@ -31,8 +31,13 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["prepare", "run", "--help"]),
         (HELP, ["stage", "--help"]),
         (HELP, ["stage", "run", "--help"]),
+        (HELP, ["plan", "--help"]),
+        (HELP, ["deploy", "k8s", "--help"]),
     ],
-    ids=["import", "help", "version", "verb-help", "run-help", "stage-help", "stage-run-help"],
+    ids=[
+        *("import", "help", "version", "verb-help", "run-help", "stage-help", "stage-run-help"),
+        *("plan-help", "deploy-help"),
+    ],
 )
 def test_no_heavy_package_is_loaded(
     program: str, arguments: list[str], stoker_environ: Callable[..., dict[str, str]]

@@ -83,7 +83,7 @@ def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequen
             *env,
         ],
         "resources": resources(one),
-        # pods have no ulimits: with IPC_LOCK the kernel does not count pinned memory against memlock
+        # pods have no ulimits: with IPC_LOCK what RDMA registers is not counted against the node's memlock
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
         "volumeMounts": [
             {"name": "dshm", "mountPath": "/dev/shm"},

@@ -19,6 +19,7 @@ GIB = 1 << 30
 DEFAULT_SHM = 64 << 20  # what a container has unless told otherwise; threads need none of it
 LOADER_MEMORY = 256 << 20  # LoaderOptions.memory: chunks and batches in waiting, of one rank
 SHARD_BYTES = 512 << 20  # what `stoker prepare` writes
+NCCL_BYTES = 1 << 30  # of a GPU, registered with the network card; CUDA's own pinned memory is not counted
 ROOM = 0.95  # of a disk: a full one is slow, and something else is always on it
 _WRITE_CORES = 1  # a node's staging, checkpoint writer and exporter together, measured at under one core
 
@@ -99,12 +100,12 @@ class Plan:
 
     def needs(self) -> dict[str, int]:
         """What a node must have; `stoker doctor --for` checks a machine against it."""
-        pinned = self.memory.loaders + self.memory.snapshot
+        registered = NCCL_BYTES * self.job.gpus_per_node if self.job.nodes > 1 else 0
         return {
             "shm_bytes": self.memory.shm,
             "memory_bytes": self.memory.limit,
             "cpu_cores": self.loading.cores,
-            "memlock_bytes": pinned,
+            "memlock_bytes": registered,
             "cache_bytes": self.caching.cache,
             "open_files": 1024 + 4 * math.ceil(self.caching.share / SHARD_BYTES),
             "read_bytes_s": math.ceil(self.reading.node),

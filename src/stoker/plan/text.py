@@ -75,7 +75,8 @@ def _node(plan: Plan) -> Iterator[Row]:
         ),
     )
     yield "for processes", f"{say_gib(memory.processes)}: /dev/shm counts inside the limit"
-    yield "memlock", say_gib(plan.needs()["memlock_bytes"])
+    if locked := plan.needs()["memlock_bytes"]:
+        yield "memlock", f"{say_gib(locked)} for NCCL over RDMA"
 
 
 def _cache(plan: Plan) -> Iterator[Row]:

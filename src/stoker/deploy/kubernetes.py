@@ -16,6 +16,11 @@ Object = dict[str, Any]  # of JSON values, as the Kubernetes API has them
 
 _INDEX = "$(JOB_COMPLETION_INDEX)"  # set by the Job in every container, resolved by the kubelet
 _PLAN_FOLDER = "/etc/stoker"
+# all pods of one Job write into one run folder; those of the next into another
+_JOB_UID = {
+    "name": "JOB_UID",
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
+}
 _RESTARTS = 10  # of the whole job: when one pod fails, all do, and all begin again at the last checkpoint
 
 
@@ -49,7 +54,7 @@ def training_pod(one: Deployment) -> Object:
         "initContainers": [container("doctor", doctor, one), container("stage", stage, one)],
         "containers": [
             {
-                **container("train", _train(one), one, env=[] if one.plain else [token(one)]),
+                **container("train", _train(one), one, env=[] if one.plain else [_JOB_UID, token(one)]),
                 "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
             }
         ],
@@ -66,7 +71,7 @@ def _train(one: Deployment) -> list[str]:
     torchrun = one.torchrun(node=_INDEX, master=f"{one.name}-0.{one.name}")
     if one.plain:
         return list(torchrun)
-    out, metrics = f"{one.run_folder}/node-{_INDEX}", f"0.0.0.0:{METRICS_PORT}"
+    out, metrics = f"{one.run_folder}-$(JOB_UID)", f"0.0.0.0:{METRICS_PORT}"
     return ["stoker", "watch", "--out", out, "--metrics", metrics, "--", *torchrun]
 
 

@@ -121,8 +121,8 @@ def _command(one: Deployment) -> str:
     fixed = len(torchrun) - len(one.command)
     words = [*torchrun[:fixed], *map(_in_single_quotes, one.command)]
     if not one.plain:
-        folder = f'{_in_single_quotes(one.run_folder)}-"$SLURM_JOB_ID"'
-        out = f'{folder}/"$SLURM_RESTART_COUNT"node-"$SLURM_NODEID"'
+        launch = '"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"'  # all nodes write into one run folder
+        out = f"{_in_single_quotes(one.run_folder)}-{launch}"
         words = ["stoker", "watch", "--out", out, "--", *words]
     return " \\\n        ".join(words)
 

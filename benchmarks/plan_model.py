@@ -8,8 +8,8 @@ reads from it (plainly, or through stoker's cache), waits for the others and com
 numbers go into the simulation. Times are those the server's limit enforces, so a busy machine changes
 little; every scene runs three times and its median counts.
 Command: python benchmarks/plan_model.py [--rounds 3]
-Writes benchmarks/results/plan_model.json, and the plots of docs/concepts/simulation.md; among them a simulation
-of 10,000 nodes, with the seconds it took.
+Writes benchmarks/results/plan_model.json, and the plots of docs/concepts/simulation.md; among them a
+simulation of 10,000 nodes, with the seconds it took.
 """
 
 from __future__ import annotations

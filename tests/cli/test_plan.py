@@ -10,7 +10,18 @@ from click.testing import CliRunner
 from stoker.cli import stoker
 from stoker.doctor.need import need_of
 
-KNOWN = ("--nodes", "9", "--read-rate", "200MB/s", "--dataset", "20TB", "--store-rate", "10GB/s", "--nvme", "4TB")
+KNOWN = (
+    "--nodes",
+    "9",
+    "--read-rate",
+    "200MB/s",
+    "--dataset",
+    "20TB",
+    "--store-rate",
+    "10GB/s",
+    "--nvme",
+    "4TB",
+)
 
 
 def run(*arguments: str) -> str:
@@ -31,7 +42,8 @@ def test_the_needs_of_a_plan_are_what_doctor_checks() -> None:
     assert need.memory_bytes == plan["memory"]["limit"]
     assert need.cache_bytes == plan["caching"]["share"]
     assert set(plan["needs"]) == {
-        "shm_bytes", "memory_bytes", "cpu_cores", "memlock_bytes", "cache_bytes", "open_files", "read_bytes_s",
+        "shm_bytes", "memory_bytes", "cpu_cores", "memlock_bytes", "cache_bytes", "open_files",
+        "read_bytes_s",
     }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_a_dataset_that_is_to_be_made_needs_a_place() -> None:
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(UsageError, match="mine.txt"):
+    with pytest.raises(UsageError, match=r"mine\.txt"):
         write_files(tmp_path, slurm_files(deployment()))
     (tmp_path / "mine.txt").unlink()
     write_files(tmp_path, slurm_files(deployment()))

@@ -10,8 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from plan_model import FILE_BYTES, FILES, RATE, SCENES, SLOW_RATE, predict
 from throttled_store import Store, play, throttled_store
+
+from plan_model import FILE_BYTES, FILES, RATE, SCENES, SLOW_RATE, predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
 """A store that gives so many bytes a second to all who ask, and nodes that train from it.
 
-rclone's --bwlimit is one bucket for all connections, as the rate of a real store is; nginx's limit_rate before
-it is the narrow network of a single node. Nodes are processes in lock-step: a step waits for its bytes, then
-for the others, then computes (sleeps).
+rclone's --bwlimit is one bucket for all connections, as the rate of a real store is; nginx's limit_rate in
+front of it is the narrow network of a single node. Nodes are processes in lock-step: a step waits for its
+bytes, then for the others, then computes (sleeps).
 """
 
 from __future__ import annotations

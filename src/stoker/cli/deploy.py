@@ -48,7 +48,8 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
                 metavar="RESOURCE",
                 help="What the cluster calls a GPU; none for ranks on CPUs.",
             ),
-            click.option("--plain", is_flag=True, help="Without `stoker doctor` and `stoker watch`."),
+            click.option("--plain", is_flag=True, help="Without `stoker watch` around the training."),
+            click.option("--no-doctor", is_flag=True, help="Without `stoker doctor` on each node before it."),
             click.option(
                 "--prepare",
                 default="",
@@ -125,6 +126,7 @@ def _deployment(given: dict[str, Any]) -> Deployment:
     pods, cores, memory = (given.pop(f"prepare_{name}") for name in ("pods", "cores", "memory"))
     words = tuple(shlex.split(given.pop("prepare")))
     prepare = Prepare(arguments=words, pods=pods, cores=cores, memory=memory) if words else None
+    given["doctor"] = not given.pop("no_doctor")
     given["gpu"] = "" if given["gpu"] == "none" else given["gpu"]
     name = given.pop("name") or plan.job.name
     return Deployment(plan=plan, name=name, prepare=prepare, **given)

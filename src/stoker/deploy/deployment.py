@@ -44,6 +44,7 @@ class Deployment:
     gpu          what Kubernetes calls a GPU; empty for training on CPUs
     grace_s      from the warning that a job must go to its end: a checkpoint must fit
     plain        without `stoker watch` around the training
+    doctor       with `stoker doctor` before it, which ends the job on a node that is not fit
     """
 
     plan: Plan
@@ -61,6 +62,7 @@ class Deployment:
     time_limit: str = "1-00:00:00"
     partition: str = ""
     plain: bool = False
+    doctor: bool = True
     prepare: Prepare | None = None
 
     def __post_init__(self) -> None:

@@ -51,7 +51,10 @@ def training_pod(one: Deployment) -> Object:
         "terminationGracePeriodSeconds": one.grace_s,
         "tolerations": [{"key": one.gpu or "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "affinity": _one_pod_a_node(one),
-        "initContainers": [container("doctor", doctor, one), container("stage", stage, one)],
+        "initContainers": [
+            *([container("doctor", doctor, one)] if one.doctor else []),
+            container("stage", stage, one),
+        ],
         "containers": [
             {
                 **container("train", _train(one), one, env=[] if one.plain else [_JOB_UID, token(one)]),

@@ -119,12 +119,11 @@ def _command(one: Deployment) -> str:
     """What a node runs, inside single quotes: the script's variables come as arguments."""
     torchrun = one.torchrun(node='"$SLURM_NODEID"', master='"$1"', rendezvous='"$2"')
     fixed = len(torchrun) - len(one.command)
-    words = [*torchrun[:fixed], *map(_in_single_quotes, one.command)]
+    lines = [" ".join(torchrun[:fixed]), " ".join(map(_in_single_quotes, one.command))]
     if not one.plain:
         launch = '"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"'  # all nodes write into one run folder
-        out = f"{_in_single_quotes(one.run_folder)}-{launch}"
-        words = ["stoker", "watch", "--out", out, "--", *words]
-    return " \\\n        ".join(words)
+        lines.insert(0, f"stoker watch --out {_in_single_quotes(one.run_folder)}-{launch} --")
+    return " \\\n        ".join(lines)
 
 
 def _in_single_quotes(word: str) -> str:
@@ -135,7 +134,7 @@ def _in_single_quotes(word: str) -> str:
 def _prolog(one: Deployment) -> str:
     cache = shlex.quote(one.cache)
     doctor = f'stoker doctor --for "$SLURM_SUBMIT_DIR/plan.json" --cache {cache}\n'
-    return _PROLOG.format(doctor="" if one.plain else doctor, data=shlex.quote(one.data), cache=cache)
+    return _PROLOG.format(doctor=doctor if one.doctor else "", data=shlex.quote(one.data), cache=cache)
 
 
 def _prepare(one: Deployment) -> str:

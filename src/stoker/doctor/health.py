@@ -19,8 +19,7 @@ def expose(results: Iterable[Result], *, node: str) -> str:
         key = (result.check.subject, result.check.name)
         worst[key] = max(worst.get(key, 0), LEVELS.index(result.level))
     lines = [
-        f'stoker_machine_check{{node="{_quoted(node)}",subject="{_quoted(subject)}",check="{_quoted(name)}"}} '
-        f"{level}\n"
+        f'stoker_machine_check{{node="{_quoted(node)}",subject="{subject}",check="{name}"}} {level}\n'
         for (subject, name), level in worst.items()
     ]
     return _HEAD + "".join(lines)

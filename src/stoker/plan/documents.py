@@ -38,9 +38,9 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     def indent(dumper: Any, flow: bool = False, indentless: bool = False) -> Any:
         return yaml.SafeDumper.increase_indent(dumper, flow, False)  # lists stand under their key
 
-    Dumper = type("Dumper", (yaml.SafeDumper,), {"increase_indent": indent})
-    Dumper.add_representer(str, text)
-    dumped = [yaml.dump(dict(one), Dumper=Dumper, sort_keys=False, width=110) for one in documents]
+    dumper_class: Any = type("Dumper", (yaml.SafeDumper,), {"increase_indent": indent})  # PyYAML has no types
+    dumper_class.add_representer(str, text)
+    dumped = [yaml.dump(dict(one), Dumper=dumper_class, sort_keys=False, width=110) for one in documents]
     return "---\n".join(dumped)
 
 

@@ -79,12 +79,12 @@ def plot(
     title: str,
 ) -> str:
     """Shares between 0 and 1 as lines, each named beside it in the legend."""
-    high = _HEIGHT + 22 * len(lines)
+    high = _HEIGHT + 10 + 22 * len(lines)
     drawn = [_axis(ticks, right, across)]
     for number, (name, (x, y)) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = " ".join(f"{_x(a, right):.1f},{_y(b):.1f}" for a, b in zip(x, y, strict=True))
-        at = _HEIGHT + 14 + 22 * number
+        at = _HEIGHT + 24 + 22 * number
         drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         drawn.append(f'<rect x="{_LEFT}" y="{at - 9}" width="14" height="4" fill="{colour}"/>')
         drawn.append(f'<text x="{_LEFT + 22}" y="{at - 3}">{escape(name)}</text>')

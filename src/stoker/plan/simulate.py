@@ -38,7 +38,7 @@ def sweep(cluster: Cluster, policy: Policy, counts: Sequence[int]) -> list[Cours
     """The same job on other numbers of nodes: the same bytes a node and an epoch, so that only the store
     stays as it is."""
     return [
-        play(replace(cluster, nodes=count, dataset=cluster.share * count), policy, ticks=TICKS // 2)
+        play(replace(cluster, nodes=count, dataset=cluster.share * count), policy, ticks=TICKS // 5)
         for count in counts
     ]
 

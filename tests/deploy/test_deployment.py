@@ -33,6 +33,8 @@ GOLDEN = Path(__file__).parents[2] / "deploy"
         ({"cache": "/shared/nvme"}, "which all nodes share"),
         ({"job": {"cores": 4}}, "cores are needed to feed 8 GPUs and a node has 4"),
         ({"job": {"nvme": "100GB"}}, "larger than its NVMe can hold"),
+        ({"time_limit": "soon"}, "is none of Slurm's"),
+        ({"time_limit": "5"}, "of a time limit of 5.0 min the last 300 s are for leaving"),
         ({"job": {"parameters": "1T"}, "grace_s": 60}, "a job that must go has 60 s"),
     ],
 )
@@ -41,6 +43,11 @@ def test_what_does_not_add_up_is_refused_with_its_reason(given: dict[str, Any], 
         deployment(**given)
     assert said in refused.value.message
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("limit", ["20", "20:00", "1:00:00", "1-0", "1-12:30", "2-00:00:00"])
+def test_time_limits_are_read_as_slurm_reads_them(limit: str) -> None:
+    assert deployment(time_limit=limit).time_limit == limit
 
 
 def test_a_dataset_that_is_to_be_made_needs_a_place() -> None:

@@ -10,8 +10,9 @@ from stoker.errors import UsageError
 from stoker.plan.arithmetic import Plan, say_gib, say_time
 
 _LABEL = re.compile(r"^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$")  # 63 with the index and hash that pods get
+_TIME = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
 _IMAGE = re.compile(r"^[\w.:/@-]+$")
-METRICS_PORT, HEALTH_PORT, RENDEZVOUS_PORT = 9400, 9401, 29500
+METRICS_PORT, HEALTH_PORT, RENDEZVOUS_PORT = 9750, 9751, 29500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ class Deployment:
     prepare: Prepare | None = None
 
     def __post_init__(self) -> None:
-        for check in (_check_names, _check_command, _check_paths, _check_cores, _check_grace):
+        for check in (_check_names, _check_command, _check_paths, _check_cores, _check_grace, _check_time):
             check(self)
 
     @property
@@ -154,3 +155,23 @@ def _check_grace(one: Deployment) -> None:
             f"a checkpoint takes {say_time(takes)} and a job that must go has {one.grace_s} s",
             hint=f"give --grace {math.ceil(takes / 60) * 60} or more",
         )
+
+
+def _check_time(one: Deployment) -> None:
+    found = _TIME.match(one.time_limit)
+    if not found:
+        raise UsageError(f"time {one.time_limit!r} is none of Slurm's", hint="write 1-00:00:00 or 8:00:00")
+    if _limit_s(found) < 3 * one.grace_s:
+        raise UsageError(
+            f"of a time limit of {say_time(_limit_s(found))} the last {one.grace_s} s are for leaving",
+            hint=f"give --time at least {math.ceil(3 * one.grace_s / 60)} minutes",
+        )
+
+
+def _limit_s(found: re.Match[str]) -> int:
+    """Slurm reads 90 and 90:00 as minutes, but 1-12 and 1-12:30 as hours after the days."""
+    days, *rest = found.groups()
+    parts = [int(part) for part in rest if part is not None]
+    first = 3600 if days is not None or len(parts) == 3 else 60
+    units = (first, first // 60, first // 3600)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))

@@ -34,11 +34,13 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 
 leaving=0
 leave() {{
+    [ "$leaving" = 0 ] || return 0
     leaving=1
     echo "$(date +%FT%T) warned: ranks save and leave" >&2
     kill -USR1 "$training" 2>/dev/null || true
     # ranks that do not leave in time go on from their last checkpoint
-    (sleep {patience}; scontrol requeue "$SLURM_JOB_ID") >/dev/null 2>&1 &
+    (sleep {patience} && scontrol requeue "$SLURM_JOB_ID") >/dev/null 2>&1 &
+    patience=$!
 }}
 trap leave USR1 TERM
 
@@ -56,6 +58,7 @@ while kill -0 "$training" 2>/dev/null; do  # a warning interrupts wait, not the 
     wait "$training" || code=$?
 done
 if [ "$leaving" = 1 ]; then
+    kill "$patience" 2>/dev/null || true  # or it would send the next run away
     echo "$(date +%FT%T) ranks have left with $code; the job goes back to the queue" >&2
     scontrol requeue "$SLURM_JOB_ID"
     exit 0

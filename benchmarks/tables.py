@@ -108,12 +108,57 @@ def plan_model() -> str:
     return "\n".join(rows) + f"\n\n10,000 nodes under four policies, four epochs, took {large:.0f} s.\n"
 
 
+def checkpoint() -> str:
+    """Ways to save, in seconds; memory as a share of the state."""
+    report = json.loads((RESULTS / "checkpoint.json").read_text())
+    size = report["median"]["stoker"]["state_bytes"] / 2**30
+    columns = "stall | durable | lost meanwhile | memory | cold load"
+    rows = [f"| {size:.2f} GiB, AdamW, 2 cores; seconds | {columns} |", "|---|---|---|---|---|---|"]
+    ways = {name: facts for name, facts in report["median"].items() if "stall_s" in facts}
+    for name, facts in ways.items():
+        label = f"**{name}**, verified" if name.startswith("stoker") else name
+        times = [f"{facts[key]:.2f}" for key in ("stall_s", "durable_s", "lost_s")]
+        rows.append(
+            f"| {label} | {' | '.join(times)} | {facts['memory']:.2f} of the state | {facts['load_s']:.2f} |"
+        )
+    disk = report["median"]["ceiling"]["seconds"]
+    rows.append(f"| O_DIRECT writes of the same bytes, synced | | {disk:.2f} | | | |")
+    return "\n".join(rows) + "\n"
+
+
+def gpu_checkpoint() -> str:
+    """A save beside training on a card, as far as it was measured."""
+    report = json.loads((RESULTS / "gpu_checkpoint.json").read_text())
+    copy, away, ours = report["snapshot"], report["suspend"], report["overlap"]
+    normal = (report["normal_step_s"] + report["normal_again_step_s"]) / 2
+    rows = [
+        f"| one {report['machine']['gpu']}, {copy['state_bytes'] / 1e9:.1f} GB of state | |",
+        "|---|---|",
+        f"| stall of a save, `overlap=True` | {ours['stall_s'] * 1e3:,.0f} ms |",
+        f"| stall of a save without | {report['blocking']['stall_s'] * 1e3:,.0f} ms |",
+    ]
+    if "dcp_pinned" in report:
+        theirs = report["dcp_pinned"]
+        rows.append(f"| stall of dcp.async_save, {theirs['stager']} | {theirs['stall_s'] * 1e3:,.0f} ms |")
+    share = copy["bytes_per_s"] / report["ceiling_bytes_per_s"]
+    rows += [
+        f"| mean step while a save is written, beside none | {ours['mean_step_s'] / normal - 1:+.1%} |",
+        f"| copy to pinned memory, of its ceiling | {share:.2f} |",
+        f"| verified restore, cold | {report['restore']['bytes_per_s'] / 1e9:.1f} GB/s |",
+        f"| a process with {away['gigabytes']:.0f} GB suspended; resumed, with equal losses | "
+        f"{away['suspend_s']:.1f} s; {away['resume_s']:.1f} s |",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "prepare": prepare,
     "stage": stage,
     "load": load,
     "gpu": gpu,
     "plan_model": plan_model,
+    "checkpoint": checkpoint,
+    "gpu_checkpoint": gpu_checkpoint,
 }
 
 

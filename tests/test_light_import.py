@@ -31,12 +31,21 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["prepare", "run", "--help"]),
         (HELP, ["stage", "--help"]),
         (HELP, ["stage", "run", "--help"]),
+        (HELP, ["checkpoint", "ls", "--help"]),
         (HELP, ["plan", "--help"]),
         (HELP, ["deploy", "k8s", "--help"]),
     ],
     ids=[
-        *("import", "help", "version", "verb-help", "run-help", "stage-help", "stage-run-help"),
-        *("plan-help", "deploy-help"),
+        "import",
+        "help",
+        "version",
+        "verb-help",
+        "run-help",
+        "stage-help",
+        "stage-run-help",
+        "checkpoint-help",
+        "plan-help",
+        "deploy-help",
     ],
 )
 def test_no_heavy_package_is_loaded(

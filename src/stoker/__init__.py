@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker.checkpoint.checkpointer import Checkpointer
     from stoker.errors import StokerError
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cache",
+    "Checkpointer",
     "Feeder",
     "Finding",
     "Loader",
@@ -38,6 +40,7 @@ __all__ = [
 
 _HOMES = {
     "Cache": "stoker.stage.cache",
+    "Checkpointer": "stoker.checkpoint.checkpointer",
     "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
     "Loader": "stoker.load.loader",

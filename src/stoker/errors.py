@@ -6,6 +6,8 @@
     ├── BadInputError         raw data that cannot be read: which file, where, why
     ├── BadManifestError      a manifest that is absent, torn or of another version
     ├── BadShardError         a shard that is not what its manifest says
+    ├── BadCheckpointError    a checkpoint that is torn, mixed, foreign or damaged
+    ├── CheckpointError       a save that failed; the checkpoints before it are untouched
     ├── StorageError          a file or object that cannot be reached, read or written
     │   ├── ChangedError          a file or object that became another while it was read
     │   ├── DeniedError           a server that does not let us read, or no longer
@@ -59,6 +61,14 @@ class BadManifestError(StokerError):
 
 class BadShardError(StokerError):
     """A shard that is not what its manifest says."""
+
+
+class BadCheckpointError(StokerError):
+    """A checkpoint that is torn, mixed, foreign or damaged."""
+
+
+class CheckpointError(StokerError):
+    """A save that failed; the checkpoints before it are untouched."""
 
 
 class StorageError(StokerError):

@@ -111,6 +111,11 @@ class Feeder:
         self.loader.load_state_dict(state)
         self._prefetch()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether no batch is ready to be handed out: what else uses disk and network should yield."""
+        return self.loader.is_behind
+
     def report(self) -> LoaderReport:
         return self.loader.report()
 

@@ -12,7 +12,7 @@ import io
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -41,7 +41,8 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[Entry]: ...
     def stat(self, path: str) -> Entry: ...
     def open(self, path: str) -> BinaryIO: ...
-    def write(self, path: str, data: bytes | Path) -> None: ...
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None: ...
+    def delete(self, path: str) -> None: ...
 
 
 def open_store(url: str | Path) -> Store:
@@ -156,14 +157,23 @@ class LocalStore:
         except OSError as error:
             raise _storage_error(error, "read", self.root / path) from error
 
-    def write(self, path: str, data: bytes | Path) -> None:
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
         with new_file(self.root / path) as file:
             if isinstance(data, bytes):
                 file.write(data)
-            else:
-                with data.open("rb") as source:
-                    while block := source.read(8 << 20):
-                        file.write(block)
+                return
+            with data.open("rb") if isinstance(data, Path) else nullcontext(data) as source:
+                while block := source.read(8 << 20):
+                    file.write(block)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, and the folder that held it if nothing else is in it."""
+        target = self.root / path
+        with named_errors("delete", target):
+            target.unlink(missing_ok=True)
+        with suppress(OSError):
+            if target.parent != self.root:
+                target.parent.rmdir()
 
 
 class MemoryStore:
@@ -186,8 +196,13 @@ class MemoryStore:
     def open(self, path: str) -> BinaryIO:
         return io.BytesIO(self._read(path))
 
-    def write(self, path: str, data: bytes | Path) -> None:
-        self._objects[path] = data if isinstance(data, bytes) else data.read_bytes()
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
+        if isinstance(data, Path):
+            data = data.read_bytes()
+        self._objects[path] = data if isinstance(data, bytes) else data.read()
+
+    def delete(self, path: str) -> None:
+        self._objects.pop(path, None)
 
     def _read(self, path: str) -> bytes:
         if path not in self._objects:
@@ -219,7 +234,7 @@ class ObjectStore:
         size = self.stat(path).bytes
         return io.BufferedReader(_RangeReader(self, path, size), buffer_size=_RANGE_BYTES)
 
-    def write(self, path: str, data: bytes | Path) -> None:
+    def write(self, path: str, data: bytes | Path | BinaryIO) -> None:
         self._call("write", path, self._obstore.put, self._store, path, data)
 
     def read_range(self, path: str, start: int, length: int, *, version: str = "") -> bytes:
@@ -242,6 +257,9 @@ class ObjectStore:
         """obstore knows where a bucket's objects are, and tells it only to those who sign."""
         keys = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
         return self._call("open", "", self._from_url, self.url, client_options={"allow_http": True}, **keys)
+
+    def delete(self, path: str) -> None:
+        self._call("delete", path, self._obstore.delete, self._store, path)
 
     def _from_url(self, url: str, **options: Any) -> Any:
         return require("obstore.store", extra="object-store").from_url(url, **options)

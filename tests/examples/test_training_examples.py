@@ -46,7 +46,7 @@ def needs(skip_or_fail):
 
 
 def test_a_plain_loop_trains_and_resumes(corpus, tmp_path):
-    state = tmp_path / "state.pt"
+    state = tmp_path / "run"
     assert run("plain_loop", corpus, "--steps", 6, "--checkpoint", state).startswith("step 6")
     assert run("plain_loop", corpus, "--steps", 12, "--checkpoint", state).startswith("step 12")
 

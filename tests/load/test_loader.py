@@ -255,6 +255,15 @@ def test_shards_shorter_than_a_window_are_passed_over(tmp_path):
     assert sorted(flat(found)) == sorted(all_windows(folder))
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_loader_with_a_batch_ready_is_not_behind(corpus, workers):
+    with load(corpus, workers=workers) as loader:
+        assert not loader.is_behind  # nobody has asked for a batch yet
+        next(iter(loader))
+        while loader.is_behind:  # its thread makes the next ones
+            pass
+
+
 def test_several_epochs_on_disk_take_turns(tmp_path):
     folder = make_tokens(tmp_path / "epochs", [[300, 500], [400]], epochs=2)
     with load(folder, batch_size=1) as loader:

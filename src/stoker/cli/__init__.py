@@ -16,6 +16,7 @@ class _Verbs(click.Group):
     _HOMES = {  # noqa: RUF012 - read only
         "prepare": "stoker.cli.prepare",
         "stage": "stoker.cli.stage",
+        "checkpoint": "stoker.cli.checkpoint",
         "doctor": "stoker.cli.doctor",
         "plan": "stoker.cli.plan",
         "deploy": "stoker.cli.deploy",

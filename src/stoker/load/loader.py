@@ -42,6 +42,8 @@ _NO_GROUP = Group(batches=(), after=())
 class Pipeline(Protocol):
     """Hands over groups; the consumer calls both from one thread."""
 
+    @property
+    def is_behind(self) -> bool: ...
     def next(self) -> Group: ...
     def close(self) -> None: ...
 
@@ -152,6 +154,11 @@ class Loader:
             self._cut = Cut(**state["order"]["cut"])
             self._readers.shutdown()
             self._build()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether no batch is ready to be handed out: what else uses disk and network should yield."""
+        return self._pipeline is not None and self._pipeline.is_behind
 
     def report(self) -> LoaderReport:
         """What was read, skipped and chosen so far."""

@@ -123,6 +123,10 @@ class Inline:
         maker.ahead = 0
         self._groups = maker.groups(cursor)
 
+    @property
+    def is_behind(self) -> bool:
+        return False  # nothing is made ahead
+
     def next(self) -> Group:
         return next(self._groups)
 
@@ -144,6 +148,10 @@ class Background:
         self._waited_s, self._full_s, self._began = 0.0, 0.0, time.monotonic()
         self._thread = threading.Thread(target=self._run, args=(cursor,), name="stoker-load", daemon=True)
         self._thread.start()
+
+    @property
+    def is_behind(self) -> bool:
+        return not self._ready
 
     def next(self) -> Group:
         with self._changed:

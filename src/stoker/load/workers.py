@@ -74,6 +74,10 @@ class Processes:
             self.close()
             raise
 
+    @property
+    def is_behind(self) -> bool:
+        return False  # a worker's pipe is only looked into by the consumer's thread
+
     def next(self) -> Group:
         which = self._number % len(self._workers)
         while True:

@@ -1,0 +1,1 @@
+"""The checkpoint stage: snapshot, write, commit, drain; and back again."""

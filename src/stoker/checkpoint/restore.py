@@ -1,0 +1,236 @@
+"""A checkpoint back into live objects.
+
+Every kind of object says which tensors it wants read, and where to; values are handed over only after every
+tensor was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stoker.checkpoint.agree import Rounds
+from stoker.errors import BadCheckpointError, StokerError, UsageError
+from stoker.saved.layout import Box, Path, path_name
+from stoker.saved.reader import Checkpoint
+from stoker.saved.tiers import FAR, Tiers
+from stoker.saved.values import decode
+from stoker.snapshot.state import (
+    DTensor,
+    Objects,
+    bare,
+    flatten,
+    nest,
+    numbered_state,
+    optimizer_keys,
+    parameter_names,
+    plain_name,
+    set_random_state,
+)
+from stoker.snapshot.tensors import Saved, new_tensor, read_tensors, torch_dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """What came back. `step` is 0 and `name` empty when there was no checkpoint: a fresh start."""
+
+    step: int = 0
+    name: str = ""
+    extras: dict[str, Any] = field(default_factory=dict)  # Any: the plain values that were saved
+    skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, and why
+
+    @property
+    def fresh(self) -> bool:
+        return not self.name
+
+
+def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str, strict: bool) -> Restored:
+    """Bring objects back to the newest checkpoint that all ranks can read, or to the one of this name; a
+    fresh start when there is none at all."""
+    skipped: list[str] = []
+    candidates, touched = _Candidates(tiers, name, skipped), False
+    while chosen := rounds.told(candidates.next):
+        saved: Saved | None = None
+        error: StokerError | None = None
+        try:
+            saved = Saved(candidates.opened(chosen), rank=rounds.world.rank)
+            extras = restore_objects(saved, objects, strict=strict)
+        except StokerError as bad:
+            error, touched = bad, True
+        failure = rounds.all_well(error)
+        if not failure and saved is not None:
+            set_random_state(saved.own)
+            extras.update(saved.extras(objects))
+            found = saved.checkpoint
+            return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
+        skipped.append(f"{chosen}: {failure}")
+    if name or touched:
+        raise BadCheckpointError(
+            f"no checkpoint in {tiers.root} could be restored: {'; '.join(skipped) or 'there is none'}",
+            hint="the objects may hold parts of a damaged one: start again with new ones",
+        )
+    return Restored(skipped=tuple(skipped))
+
+
+class _Candidates:
+    """The copies that are whole, the best first. Only rank 0 looks for them; the others open what it says."""
+
+    def __init__(self, tiers: Tiers, name: str, skipped: list[str]) -> None:
+        self._tiers, self._name, self._skipped = tiers, name, skipped
+        self._left: list[str] | None = None
+        self._last: tuple[str, Checkpoint | None] = ("", None)
+
+    def next(self) -> str:
+        """The next one, or nothing."""
+        if self._left is None:
+            copies = self._tiers.copies(said=self._skipped)
+            self._left = [one for one in copies if self._name in ("", one.removesuffix(FAR))]
+        while self._left:
+            chosen = self._left.pop(0)
+            for found in self._tiers.whole([chosen], skipped=self._skipped):
+                self._last = (chosen, found)
+                return chosen
+        return ""
+
+    def opened(self, chosen: str) -> Checkpoint:
+        """What was chosen; rank 0 has read its descriptions already, when it checked it."""
+        name, found = self._last
+        self._last = ("", None)
+        return found if found is not None and name == chosen else self._tiers.checkpoint(chosen)
+
+
+def restore_objects(saved: Saved, objects: Objects, *, strict: bool) -> dict[str, Any]:
+    """Bring objects back to what they were; gives the state of those that cannot take it themselves."""
+    names = parameter_names(objects)
+    wanted = [_want(name, thing, saved, names, strict=strict) for name, thing in objects.items()]
+    read_tensors(saved, {path: tensor for want in wanted for path, tensor in want.tensors.items()})
+    given = {}
+    for want in wanted:
+        state = nest(iter({**want.tensors, **want.values}.items())).get(want.name, {})
+        if want.apply is None:
+            given[want.name] = state
+        else:
+            want.apply(state)
+    return given
+
+
+def load_state(saved: Saved, *, keys: Sequence[str] = ("",)) -> dict[str, Any]:
+    """The saved state itself, in new tensors on the CPU; only what begins with one of these keys."""
+    tensors = {
+        saved.box(name).path: new_tensor(saved.box(name))
+        for name in saved.pieces
+        if name.startswith(tuple(keys))
+    }
+    read_tensors(saved, tensors)
+    values = {
+        path: decode(value) for path, value in saved.values.items() if path_name(path).startswith(tuple(keys))
+    }
+    found: dict[str, Any] = nest(iter({**tensors, **values}.items()))
+    return found
+
+
+# --- what an object wants -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Want:
+    """Tensors to read into, values to hand over, and what to do with both in the end."""
+
+    name: str
+    tensors: dict[Path, torch.Tensor]
+    values: dict[Path, Any]
+    apply: Callable[[Any], None] | None
+
+
+def _want(name: str, thing: Any, saved: Saved, names: Mapping[int, str], *, strict: bool) -> _Want:
+    if isinstance(thing, torch.nn.Module):
+        return _want_module(name, thing, saved, strict=strict)
+    if isinstance(thing, torch.optim.Optimizer):
+        return _want_optimizer(name, thing, saved, names)
+    live = flatten({name: thing}).tensors if hasattr(thing, "state_dict") or isinstance(thing, dict) else {}
+    tensors = {path: _target(saved.box(path_name(path)), live.get(path)) for path in saved.tensor_paths(name)}
+    values = saved.values_under(name)
+    if strict and not tensors and not values:
+        raise _missing([name], saved)
+    apply: Callable[[Any], None] | None = None
+    if hasattr(thing, "load_state_dict"):
+        apply = thing.load_state_dict
+    elif isinstance(thing, dict):
+        apply = thing.update
+    return _Want(name=name, tensors=tensors, values=values, apply=apply)
+
+
+def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bool) -> _Want:
+    inner = bare(module)
+    live = {(name, plain_name(key)): value for key, value in inner.state_dict().items()}
+    tensors = {path: one for path, one in live.items() if isinstance(one, torch.Tensor)}
+    missing = [path for path in tensors if path_name(path) not in saved.pieces]
+    unknown = [path for path in saved.tensor_paths(name) if path not in tensors]
+    if strict and (missing or unknown):
+        raise _missing([path_name(path) for path in missing], saved, unknown=unknown)
+    tensors = {path: one for path, one in tensors.items() if path not in missing}
+    values = saved.values_under(name)
+    original = {plain_name(key): key for key in inner.state_dict()}
+    owned = {
+        one.data_ptr() for one in (*inner.parameters(), *inner.buffers()) if not isinstance(one, DTensor)
+    }
+    direct = all(isinstance(one, DTensor) or one.data_ptr() in owned for one in tensors.values())
+
+    def apply(state: Any) -> None:
+        if values or not direct:  # else the tensors read into are the module's own
+            inner.load_state_dict({original[key]: value for key, value in state.items()}, strict=strict)
+
+    return _Want(name=name, tensors=tensors, values=values, apply=apply)
+
+
+def _want_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, saved: Saved, names: Mapping[int, str]
+) -> _Want:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    keys = optimizer_keys(optimizer, names)
+    by_key = {keys[number]: parameter for number, parameter in enumerate(parameters)}
+    now = {
+        (name, "state", key if isinstance(key, str) else ("k", key), slot): value
+        for key, parameter in by_key.items()
+        for slot, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+    tensors: dict[Path, torch.Tensor] = {}
+    for path in saved.tensor_paths(name):
+        key = path[2][1] if isinstance(path[2], tuple) else path[2]
+        if path[1] != "state" or key in by_key:
+            like = now.get(path, by_key.get(key))
+            tensors[path] = _target(saved.box(path_name(path)), like)
+    values = saved.values_under(name)
+    if not values:
+        raise _missing([name], saved)
+
+    def apply(state: Any) -> None:
+        optimizer.load_state_dict(numbered_state(optimizer, state, names))
+
+    return _Want(name=name, tensors=tensors, values=values, apply=apply)
+
+
+def _target(box: Box, like: torch.Tensor | None) -> torch.Tensor:
+    """Where a saved tensor goes: the live one, or a new one that is sharded and placed like `like`."""
+    if like is None or tuple(like.shape) != box.shape:
+        device = like.device if like is not None and box.shape else torch.device("cpu")
+        return new_tensor(box, device=device)
+    if isinstance(like, torch.nn.Parameter):
+        return torch.empty_like(like, dtype=torch_dtype(box.dtype), requires_grad=False)
+    return like
+
+
+def _missing(names: Sequence[str], saved: Saved, *, unknown: Sequence[Path] = ()) -> UsageError:
+    parts = []
+    if names:
+        parts.append(f"lacks {len(names)} of what is to be restored, {names[0]!r} first")
+    if unknown:
+        parts.append(f"has {len(unknown)} tensors that have no place here, {path_name(unknown[0])!r} first")
+    return UsageError(
+        f"{saved.checkpoint.name} {' and '.join(parts)}",
+        hint="give the objects that were saved, under the same names, or strict=False",
+    )

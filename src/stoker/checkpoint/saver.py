@@ -1,0 +1,259 @@
+"""The background half of a save: write this rank's part, commit with the others, drain.
+
+A thread for each save, which the interpreter waits for when a script just ends; one that drains, which ends
+with `close`. How a save ended is known from its future, on every rank alike: rank 0 tells the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stoker.checkpoint.board import Board, checked, error_note
+from stoker.checkpoint.drain import Drain
+from stoker.checkpoint.options import CheckpointOptions
+from stoker.checkpoint.storm import start_delay_s, waits_for
+from stoker.errors import CheckpointError, StokerError
+from stoker.saved.commit import (
+    Saving,
+    begin,
+    commit,
+    discard,
+    join,
+    make_manifest,
+    put_part,
+)
+from stoker.saved.layout import Part, Piece, parse_manifest, part_from_json, part_name, sequence_of
+from stoker.saved.retention import collect, retain
+from stoker.saved.tiers import Tiers, local_names
+from stoker.saved.writer import Pace, Source, write_part
+from stoker.spans import span
+from stoker.storage import named_errors, sync_folder
+
+
+class Copy(Source, Protocol):
+    """A source whose copy may fail, or be told that the save has."""
+
+    def abort(self, error: BaseException) -> None: ...
+    def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Save:
+    """One save, as the loop's thread hands it over."""
+
+    number: int
+    step: int
+    asked_at: float  # monotonic
+    snapshot: Copy
+    pieces: tuple[Piece, ...]
+    pieces_text: str
+    values: tuple[tuple[Any, Any], ...]
+    own: tuple[tuple[Any, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """How a save went: its name, its bytes on this rank, and the seconds from its call to durable."""
+
+    name: str
+    step: int
+    bytes: int
+    durable_s: float
+
+
+class Saver:
+    """Saves in the background, one at a time."""
+
+    def __init__(
+        self, tiers: Tiers, board: Board, options: CheckpointOptions, *, busy: Callable[[], bool]
+    ) -> None:
+        self._tiers, self._board, self._options = tiers, board, options
+        self._world = options.world
+        self._thread: threading.Thread | None = None
+        self.pending: Future[Finished] | None = None  # nobody has asked yet how it ended
+        self.drain = Drain(tiers, board, options, busy=busy) if tiers.remote is not None else None
+        self._sequence, self._tidies = 0, False
+        self._pace = Pace(options.limits.write_bytes_per_s)
+
+    def submit(self, save: Save) -> None:
+        future: Future[Finished] = Future()
+        before, self.pending = self._thread, future
+        self._thread = threading.Thread(
+            target=self._work, args=(save, future, before), name="stoker-checkpoint"
+        )
+        self._thread.start()
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Tell the others that this rank will bring no part to a save."""
+        self._board.post(f"part/{number}/{self._world.rank}", error_note(error))
+
+    def give_up(self, number: int, error: BaseException) -> None:
+        """The same for a save that was never submitted: where rank 0 does not begin it nobody can."""
+        self.fail(number, error)
+        if self._world.rank == 0:
+            for kind in ("begin", "outcome"):
+                self._board.post(f"{kind}/{number}", error_note(error))
+
+    def close(self) -> None:
+        if self._thread:
+            self._thread.join()
+        if self.drain:
+            self.drain.close()
+
+    def _work(self, save: Save, future: Future[Finished], before: threading.Thread | None) -> None:
+        if before:
+            before.join()  # it is durable, but may still be deleting older ones
+        try:
+            done = self._run(save)
+        except BaseException as error:
+            future.set_exception(error)
+            return
+        future.set_result(done)
+        self._tidy(save.number)
+
+    def _run(self, save: Save) -> Finished:
+        saving, shared = self._begin(save)
+        mine: BaseException | None = None
+        part: Part | None = None
+        try:
+            with span("checkpoint write", step=save.step, bytes=save.snapshot.bytes):
+                part = self._write(save, saving)
+            text = put_part(self._tiers.root, saving, part)
+            self._board.post(f"part/{save.number}/{self._world.rank}", b"+" + text)
+        except BaseException as error:
+            mine = error
+            save.snapshot.abort(error)
+            self.fail(save.number, error)
+        try:
+            self._end(save, saving, part, shared=shared)
+        except CheckpointError:
+            if mine is not None:  # this rank knows better than what came back from rank 0
+                raise mine from None
+            raise
+        seconds = time.monotonic() - save.asked_at
+        return Finished(name=saving.name, step=save.step, bytes=save.snapshot.bytes, durable_s=seconds)
+
+    def _begin(self, save: Save) -> tuple[Saving, bool]:
+        key = f"begin/{save.number}"
+        try:
+            if self._world.rank == 0:
+                saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence())
+                self._board.post(key, b"+" + saving.to_json())
+                return saving, True
+            return join(self._tiers.root, checked(self._board.read(key, timeout_s=self._options.timeout_s)))
+        except BaseException as error:
+            save.snapshot.abort(error)
+            self.give_up(save.number, error)
+            raise
+
+    def _next_sequence(self) -> int:
+        if not self._sequence:
+            with named_errors("write", self._tiers.root):
+                self._tiers.root.mkdir(parents=True, exist_ok=True)
+                sync_folder(self._tiers.root.absolute().parent)
+            collect(self._tiers.root)
+            self._sequence = 1 + max((sequence_of(name) or 0 for name in self._known()), default=0)
+        else:
+            self._sequence += 1
+        return self._sequence
+
+    def _known(self) -> list[str]:
+        try:
+            return self._tiers.names()
+        except StokerError:  # the remote tier is away: it will be asked again when something is drained
+            return local_names(self._tiers.root)
+
+    def _write(self, save: Save, saving: Saving) -> Part:
+        try:
+            self._wait_for_turn(save.number)
+            path = saving.folder(self._tiers.root) / part_name(self._world.rank, "bin")
+            chunk_bytes = self._options.chunk_bytes
+            chunks = write_part(path, save.snapshot, chunk_bytes=chunk_bytes, pace=self._pace)
+            save.snapshot.finish()
+        finally:
+            self._board.post(f"written/{save.number}/{self._world.rank}", b"")
+        return Part(
+            rank=self._world.rank,
+            save=saving.save,
+            bytes=save.snapshot.bytes,
+            chunk_bytes=chunk_bytes,
+            chunks=chunks,
+            pieces=save.pieces,
+            pieces_text=save.pieces_text,
+            values=save.values,
+            own=save.own,
+        )
+
+    def _wait_for_turn(self, number: int) -> None:
+        limits = self._options.limits
+        time.sleep(start_delay_s(self._world, limits))
+        for rank in waits_for(self._world, limits):
+            self._board.read(f"written/{number}/{rank}", timeout_s=self._options.timeout_s)
+
+    def _end(self, save: Save, saving: Saving, mine: Part | None, *, shared: bool) -> None:
+        """Commit, or learn that rank 0 did; a save that failed anywhere has failed everywhere."""
+        key, leads_here = f"outcome/{save.number}", not shared and self._world.local_rank == 0
+        try:
+            if self._world.rank == 0:
+                self._commit(save, saving, mine)
+            else:
+                note = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
+                if leads_here:
+                    manifest = parse_manifest(note, name=saving.name)
+                    commit(self._tiers.root, saving, manifest, self._texts(save.number))
+        except BaseException:
+            discard(self._tiers.root, saving, rank=self._world.rank)
+            raise
+        self._tidies = self._world.rank == 0 or leads_here
+        if self.drain:
+            self.drain.committed(saving.name, leads_here=leads_here)
+
+    def _commit(self, save: Save, saving: Saving, mine: Part | None) -> None:
+        key = f"outcome/{save.number}"
+        try:
+            texts = self._texts(save.number)
+            assert mine is not None  # else its description would be missing
+            parts = [mine, *map(part_from_json, texts[1:])]
+            manifest = make_manifest(saving, parts, texts)
+            with span("checkpoint commit", step=save.step):
+                commit(self._tiers.root, saving, manifest, texts)
+        except BaseException as error:
+            self._board.post(key, error_note(error))
+            raise
+        self._board.post(key, b"+" + manifest.to_json())
+
+    def _texts(self, number: int) -> list[bytes]:
+        """Every rank's description; which ranks are missing is said with the first failure."""
+        deadline = time.monotonic() + self._options.timeout_s
+        texts, faults = [], []
+        for rank in range(self._world.size):
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                texts.append(checked(self._board.read(f"part/{number}/{rank}", timeout_s=left)))
+            except StokerError as error:
+                faults.append((rank, error))
+        if faults:
+            rank, first = faults[0]
+            others = f" (and ranks {[one for one, _ in faults[1:]]})" if faults[1:] else ""
+            raise CheckpointError(f"rank {rank} brought no part{others}: {first.message}", hint=first.hint)
+        return texts
+
+    def _tidy(self, number: int) -> None:
+        """What nobody reads any more: notes of the save before, checkpoints that newer ones stand in for."""
+        if self._world.rank == 0:
+            self._board.forget(_notes_of(number - 2, self._world.size))
+        if self._tidies and not self.drain:
+            with suppress(StokerError):  # what cannot go now goes after the next save
+                retain(self._tiers, keep=self._options.keep)
+
+
+def _notes_of(number: int, size: int) -> Iterable[str]:
+    yield from (f"{kind}/{number}" for kind in ("begin", "outcome", "verdict", "ready", "changed"))
+    for rank in range(size):
+        yield from (f"{kind}/{number}/{rank}" for kind in ("part", "written", "boxes", "dealt"))

@@ -1,0 +1,180 @@
+"""From parts to a checkpoint: a temporary folder, a part and its description from every rank, the manifest
+last, and one rename that makes it visible.
+
+    rank 0    makes .saving-NAME, says so on the board
+    every     writes part-R.bin, part-R.json; puts the description on the board
+    rank 0    checks that all parts are of this save and hold every tensor whole; writes checkpoint.json;
+              renames the folder; says on the board how it ended
+    elsewhere the first rank of a node whose folder is not shared with rank 0 does the same there
+
+Nothing is ever written into a folder that has its final name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker import __version__
+from stoker.errors import CheckpointError
+from stoker.saved.layout import (
+    MANIFEST,
+    SAVING,
+    Manifest,
+    Part,
+    check_parts,
+    checkpoint_name,
+    part_name,
+    part_record,
+)
+from stoker.storage import named_errors, new_file, sync_folder
+
+OWNER = "owner.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """A save under way, as the board describes it."""
+
+    name: str
+    step: int
+    save: str
+
+    def folder(self, root: Path) -> Path:
+        return root / f"{SAVING}{self.name}"
+
+    def to_json(self) -> bytes:
+        return json.dumps({"name": self.name, "step": self.step, "save": self.save}).encode()
+
+
+def begin(root: Path, *, step: int, sequence: int) -> Saving:
+    """A new temporary folder, with who made it."""
+    save = secrets.token_hex(4)
+    saving = Saving(name=checkpoint_name(sequence=sequence, step=step, save=save), step=step, save=save)
+    with named_errors("write", root):
+        saving.folder(root).mkdir(parents=True)
+    with new_file(saving.folder(root) / OWNER) as file:
+        file.write(json.dumps(this_owner()).encode())
+    return saving
+
+
+def join(root: Path, note: bytes) -> tuple[Saving, bool]:
+    """The save that rank 0 began, and whether its folder is the one that rank 0 made."""
+    saving = Saving(**json.loads(note))
+    folder = saving.folder(root)
+    with named_errors("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return saving, (folder / OWNER).exists()
+
+
+def put_part(root: Path, saving: Saving, part: Part) -> bytes:
+    """Write a part's description beside it."""
+    text = part.to_json()
+    with new_file(saving.folder(root) / part_name(part.rank, "json")) as file:
+        file.write(text)
+    return text
+
+
+def make_manifest(saving: Saving, parts: Sequence[Part], texts: Sequence[bytes]) -> Manifest:
+    """The manifest of a save, if these are its parts, and all of them; with their descriptions as they lie on
+    disk."""
+    check_parts(parts, save=saving.save)
+    return Manifest(
+        name=saving.name,
+        step=saving.step,
+        save=saving.save,
+        parts=tuple(map(part_record, parts, texts)),
+        saved_at=time.time(),
+        made_by=f"stoker {__version__}",
+    )
+
+
+def commit(root: Path, saving: Saving, manifest: Manifest, texts: Sequence[bytes]) -> Path:
+    """Make the save a checkpoint: every node has the descriptions of all parts, though its disk may hold
+    only the data of its own."""
+    folder, final = saving.folder(root), root / saving.name
+    for rank, (text, record) in enumerate(zip(texts, manifest.parts, strict=True)):
+        _check_size(folder / part_name(rank, "bin"), record.bytes)
+        _put_missing(folder / part_name(rank, "json"), text)
+    with new_file(folder / MANIFEST) as file:
+        file.write(manifest.to_json())
+    with named_errors("write", final):
+        folder.rename(final)
+        sync_folder(root)
+        (final / OWNER).unlink(missing_ok=True)  # not before: a killed save must be known for its maker's
+    return final
+
+
+def _check_size(path: Path, size: int) -> None:
+    """What a rank says it wrote must be here, unless its node has a disk of its own."""
+    found = path.stat().st_size if path.exists() else size
+    if found != size:
+        raise CheckpointError(
+            f"{path.name} is {found:,} bytes here, and its rank wrote {size:,}",
+            hint="the filesystem does not show all ranks the same file; use disks of their own, and remote=",
+        )
+
+
+def _put_missing(path: Path, text: bytes) -> None:
+    if not path.exists():
+        with new_file(path) as file:
+            file.write(text)
+
+
+def discard(root: Path, saving: Saving, *, rank: int) -> None:
+    """Take away what this rank wrote of a save that failed; the last one takes the folder."""
+    folder = saving.folder(root)
+    for kind in ("bin", "json"):
+        with suppress(OSError):
+            (folder / part_name(rank, kind)).unlink()
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} <= {OWNER, MANIFEST}:
+            shutil.rmtree(folder)
+
+
+# --- whose is it --------------------------------------------------------------------------------------
+
+
+def this_owner() -> dict[str, Any]:
+    """Who makes a temporary folder: enough to know later whether it still lives."""
+    return {
+        "host": socket.gethostname(),
+        "boot": _boot(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "at": time.time(),
+    }
+
+
+def is_dead(owner: dict[str, Any]) -> bool | None:
+    """Whether the maker of a folder is gone; None where that cannot be seen from here."""
+    if owner.get("host") != socket.gethostname():
+        return None
+    if owner.get("boot") != _boot():
+        return True
+    return bool(_started(owner["pid"]) != owner["started"])
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; nothing for one that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

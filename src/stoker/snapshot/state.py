@@ -1,0 +1,195 @@
+"""The state of a training loop, flattened: tensors by path, plain values by path; and put back again.
+
+An object is a module, an optimizer, anything with `state_dict`, a dictionary, or a plain value. The names
+in a checkpoint do not depend on wrappers: DDP's `module.` and torch.compile's `_orig_mod.` are left out,
+and the state of an optimizer is named after its parameters, not numbered, wherever the module that owns
+them is saved beside it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from stoker.errors import UsageError
+from stoker.saved.layout import Path, path_name
+
+try:
+    from torch.distributed.tensor import DTensor as DTensor
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import DTensor as DTensor  # type: ignore[attr-defined]
+
+Objects = Mapping[str, Any]  # what the user saves, by name; Any: modules, optimizers, dictionaries, values
+
+
+@dataclass(kw_only=True, slots=True)
+class Flat:
+    """Tensors and plain values by path."""
+
+    tensors: dict[Path, torch.Tensor] = field(default_factory=dict)
+    values: dict[Path, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """No two paths may have the same name."""
+        names: dict[str, Path] = {}
+        for path in (*self.tensors, *self.values):
+            other = names.setdefault(path_name(path), path)
+            if other != path:
+                raise UsageError(
+                    f"{path} and {other} are both called {path_name(path)!r} in a checkpoint",
+                    hint="rename one of the keys",
+                )
+
+
+def flatten(objects: Objects) -> Flat:
+    """Everything to be saved. The tensors are the live ones: nothing is copied."""
+    flat = Flat()
+    names = parameter_names(objects)
+    for name, thing in objects.items():
+        _add(flat, (name,), state_of(thing, names))
+    return flat
+
+
+def state_of(thing: Any, names: Mapping[int, str]) -> Any:
+    """The state of one object: nested dictionaries with tensors and values."""
+    if isinstance(thing, torch.optim.Optimizer):
+        return _named_state(thing, names)
+    if isinstance(thing, torch.nn.Module):
+        state = bare(thing).state_dict()
+        return {plain_name(key): value for key, value in state.items()}
+    return thing.state_dict() if hasattr(thing, "state_dict") else thing
+
+
+def bare(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DDP and torch.compile."""
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), torch.nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def parameter_names(objects: Objects) -> dict[int, str]:
+    """The name of every parameter of the modules among these objects, by its identity."""
+    found: dict[int, str] = {}
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    for name, module in modules.items():
+        before = f"{name}." if len(modules) > 1 else ""
+        for key, parameter in bare(module).named_parameters():
+            found.setdefault(id(parameter), before + plain_name(key))
+    return found
+
+
+def optimizer_keys(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[int, Any]:
+    """The number of each parameter in the optimizer's own state_dict → its name, or its number again."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    return {number: names.get(id(one), number) for number, one in enumerate(parameters)}
+
+
+def numbered_state(optimizer: torch.optim.Optimizer, state: Any, names: Mapping[int, str]) -> Any:
+    """A named state back to what `optimizer.load_state_dict` takes."""
+    numbers = {key: number for number, key in optimizer_keys(optimizer, names).items()}
+    missing = [key for key in state.get("state", {}) if key not in numbers]
+    if missing:
+        raise UsageError(
+            f"the checkpoint has optimizer state for {missing[0]!r}, which this optimizer does not hold",
+            hint="make the optimizer over the same parameters, or restore without it",
+        )
+    groups = [
+        {**group, "params": [numbers[key] for key in group["params"]]} for group in state["param_groups"]
+    ]
+    return {
+        **state,
+        "state": {numbers[key]: one for key, one in state.get("state", {}).items()},
+        "param_groups": groups,
+    }
+
+
+def _named_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Any:
+    keys, state = optimizer_keys(optimizer, names), optimizer.state_dict()
+    groups = [
+        {**group, "params": [keys[number] for number in group["params"]]} for group in state["param_groups"]
+    ]
+    named = {keys[number]: one for number, one in state["state"].items()}
+    return {**state, "state": named, "param_groups": groups}
+
+
+def _add(flat: Flat, path: Path, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        flat.tensors[path] = value
+    elif isinstance(value, Mapping) and value:
+        for key, one in value.items():
+            _add(flat, (*path, key if isinstance(key, str) else ("k", key)), one)
+    elif isinstance(value, (list, tuple)) and _is_nested(value):
+        for at, one in enumerate(value):
+            _add(flat, (*path, at), one)
+    else:
+        flat.values[path] = value
+
+
+def _is_nested(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Lists are cut as torch.distributed.checkpoint cuts them, so that names are the same: where there is
+    a tensor or a dictionary in them. A tuple only for its tensors: it comes back as a list."""
+    inner = (torch.Tensor, Mapping) if isinstance(value, list) else torch.Tensor
+    return any(
+        isinstance(one, inner) or (isinstance(one, (list, tuple)) and _is_nested(one)) for one in value
+    )
+
+
+def nest(items: Iterator[tuple[Path, Any]]) -> Any:
+    """Nested dictionaries and lists from values by path."""
+    root: dict[Any, Any] = {}
+    for path, value in items:
+        here: Any = root
+        for step, following in zip(path, (*path[1:], None), strict=True):
+            key = step[1] if isinstance(step, tuple) else step
+            if isinstance(here, list):
+                here.extend([None] * (key + 1 - len(here)))
+            if following is None:
+                here[key] = value
+                break
+            inner = here[key] if isinstance(here, list) else here.get(key)
+            if inner is None:
+                inner = here[key] = [] if isinstance(following, int) else {}
+            here = inner
+    return root
+
+
+# --- random generators --------------------------------------------------------------------------------
+
+
+def random_state() -> dict[Path, Any]:
+    """The state of every random generator of this process."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state: dict[Path, Any] = {
+        ("python",): random.getstate(),
+        ("numpy",): (kind, np.asarray(keys), position, has_gauss, gauss),
+        ("torch",): torch.get_rng_state().numpy(),
+    }
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state[("cuda",)] = torch.cuda.get_rng_state().numpy()
+    return state
+
+
+def set_random_state(state: Mapping[Path, Any]) -> None:
+    if ("python",) in state:
+        version, keys, gauss = state[("python",)]
+        random.setstate((version, tuple(keys), gauss))
+    if ("numpy",) in state:
+        np.random.set_state(state[("numpy",)])
+    if ("torch",) in state:
+        torch.set_rng_state(torch.from_numpy(state[("torch",)]))
+    if ("cuda",) in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.from_numpy(state[("cuda",)]))

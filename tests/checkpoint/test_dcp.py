@@ -1,0 +1,97 @@
+"""stoker behind torch.distributed.checkpoint: its calls, our files."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from stoker.checkpoint.dcp import Reader, Stager, Writer
+from stoker.errors import BadCheckpointError
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that there is one process only
+        yield
+
+
+def blank(job: Any) -> dict[str, Any]:
+    """The state of another job, to be loaded into."""
+    job.step()
+    return {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict(), "note": ""}
+
+
+def test_what_dcp_saves_through_us_dcp_loads_through_us(make_job, same, tmp_path) -> None:
+    job, other = make_job(), make_job(seed=1)
+    job.step()
+    state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict(), "note": "hello"}
+    dcp.save(state, storage_writer=Writer(tmp_path, step=7))
+    into = blank(other)
+    dcp.load(into, storage_reader=Reader(tmp_path))
+    assert same(job.state(), other.state())
+    assert into["note"] == "hello"
+
+
+def test_dcp_loads_what_a_checkpointer_saved(make_job, open_checkpointer, tmp_path) -> None:
+    job, other = make_job(), make_job(seed=1)
+    job.step()
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(3, **job.objects)
+    into = {"model": other.model.state_dict()}
+    dcp.load(into, storage_reader=Reader(tmp_path / "run"))
+    assert torch.equal(into["model"]["0.weight"], job.model[0].weight)
+
+
+def test_a_checkpointer_restores_what_dcp_saved(make_job, open_checkpointer, tmp_path) -> None:
+    job, other = make_job(), make_job(seed=1)
+    dcp.save({"model": job.model.state_dict()}, storage_writer=Writer(tmp_path / "run", step=7))
+    with open_checkpointer() as checkpointer:
+        assert checkpointer.restore(model=other.model).step == 7
+    assert torch.equal(other.model[0].weight, job.model[0].weight)
+
+
+def test_async_save_through_our_stager_keeps_what_was_staged(make_job, tmp_path) -> None:
+    job = make_job()
+    wanted, stager = job.model[0].weight.detach().clone(), Stager()
+    saved = dcp.async_save(
+        {"model": job.model.state_dict()}, storage_writer=Writer(tmp_path, step=1), async_stager=stager
+    )
+    with torch.no_grad():
+        job.model[0].weight.add_(1)
+    saved.result()
+    stager.close()
+    into = {"model": make_job(seed=1).model.state_dict()}
+    dcp.load(into, storage_reader=Reader(tmp_path))
+    assert torch.equal(into["model"]["0.weight"], wanted)
+
+
+def test_a_flipped_bit_is_noticed_by_dcp_load(make_job, tmp_path) -> None:
+    job = make_job()
+    dcp.save({"model": job.model.state_dict()}, storage_writer=Writer(tmp_path))
+    (path,) = tmp_path.glob("*/part-00000.bin")
+    data = bytearray(path.read_bytes())
+    data[77] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointException, match="is damaged at bytes"):
+        dcp.load({"model": job.model.state_dict()}, storage_reader=Reader(tmp_path))
+
+
+def test_an_empty_folder_is_a_clear_error(tmp_path) -> None:
+    with pytest.raises(BadCheckpointError, match="no whole checkpoint"):
+        Reader(tmp_path).read_metadata()
+
+
+def test_more_than_a_chunk_goes_through_dcp(tmp_path) -> None:
+    state = {"w": torch.arange(3_000_000), "v": torch.ones(77)}
+    stager = Stager()
+    dcp.async_save(state, storage_writer=Writer(tmp_path), async_stager=stager).result()
+    stager.close()
+    into = {"w": torch.zeros(3_000_000, dtype=torch.int64), "v": torch.zeros(77)}
+    dcp.load(into, storage_reader=Reader(tmp_path))
+    assert torch.equal(into["w"], state["w"])

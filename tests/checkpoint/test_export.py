@@ -1,0 +1,77 @@
+"""Checkpoints for others: safetensors, and two compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stoker.errors import UsageError
+from stoker.saved.export import diff, export
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict(
+        {
+            "embed": torch.nn.Embedding(30, 8),
+            "norm": torch.nn.LayerNorm(8).bfloat16(),
+            "head": torch.nn.Linear(8, 30, bias=False),
+        }
+    )
+    model["head"].weight = model["embed"].weight
+    return model
+
+
+@pytest.fixture
+def saved(model, open_checkpointer):
+    checkpointer = open_checkpointer()
+    checkpointer.save(1, model=model, other={"x": torch.ones(3)})
+    checkpointer.wait()
+    return checkpointer.latest()
+
+
+def test_an_export_is_the_state_dict_with_tied_weights_once(saved, model, tmp_path: Path) -> None:
+    (path,) = export(saved, tmp_path / "out")
+    found = load_file(path)
+    assert path.name == "model.safetensors"
+    assert found.keys() == model.state_dict().keys() - {"head.weight"}
+    assert all(torch.equal(found[key], model.state_dict()[key]) for key in found)
+
+
+def test_a_large_export_is_cut_and_has_an_index(saved, model, tmp_path: Path) -> None:
+    paths = export(saved, tmp_path / "out", shard_bytes=100)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert [path.name for path in paths] == [f"model-0000{at}-of-00002.safetensors" for at in (1, 2)]
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "out" / file)[name], model.state_dict()[name])
+
+
+def test_a_prefix_without_tensors_is_refused(saved, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no tensors whose names begin with 'nonsense'"):
+        export(saved, tmp_path / "out", prefix="nonsense")
+
+
+def test_a_difference_is_named_and_measured(open_checkpointer) -> None:
+    checkpointer = open_checkpointer()
+    state = {"same": torch.arange(5), "w": torch.ones(4, 4, dtype=torch.bfloat16), "gone": torch.ones(1)}
+    checkpointer.save(1, state=state, epoch=1)
+    checkpointer.wait()
+    one = checkpointer.latest()
+    other = {**state, "w": state["w"].clone(), "new": torch.ones(2)}
+    other["w"][1, 2] += 0.5
+    del other["gone"]
+    checkpointer.save(2, state=other, epoch=2)
+    checkpointer.wait()
+    two = checkpointer.latest()
+    assert [(each.name, each.what, each.most) for each in diff(one, two)] == [
+        ("state.gone", f"only in {one.name}", None),
+        ("state.new", f"only in {two.name}", None),
+        ("state.w", "1 of 16 elements differ", 0.5),
+        ("epoch", "1 against 2", None),
+    ]
+    assert diff(one, one) == []

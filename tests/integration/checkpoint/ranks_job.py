@@ -1,0 +1,183 @@
+"""Scenes with several ranks: nodes without a shared folder, a rank that dies or fails, a slow writer.
+
+ranks_job.py FOLDER SCENE     prints what every rank saw
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from forked import run_ranks
+from s3_server import free_ports
+
+from stoker.checkpoint.checkpointer import Checkpointer
+from stoker.checkpoint.storm import Limits
+from stoker.errors import StokerError
+from stoker.world import World
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {f"w{at}": torch.full((3000,), value) for at in range(4)}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("0"))
+
+
+def two_nodes(folder: Path, world: World) -> Any:
+    """Each node has a disk of its own; the remote tier is all they share."""
+    world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
+    root = folder / f"node-{world.rank}"
+    options = {"remote": str(folder / "remote"), "board": f"127.0.0.1:{PORTS[0]}", "world": world}
+    with Checkpointer(root, keep=2, timeout_s=20, chunk_bytes=4096, **options) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state=state(step))
+            checkpointer.wait()
+    files = sorted(path.name for path in (root / names(root)[-1]).iterdir())
+    back = state(0)
+    options["board"] = f"127.0.0.1:{PORTS[1]}"
+    with Checkpointer(root, timeout_s=20, **options) as checkpointer:
+        restored = checkpointer.restore(state=back)
+    return {
+        "files": files,
+        "kept": len(names(root)),
+        "step": restored.step,
+        "equal": all(bool((one == 3).all()) for one in back.values()),
+        "remote": len(names(folder / "remote")),
+    }
+
+
+def a_rank_dies(folder: Path, world: World) -> Any:
+    slow = Limits(write_bytes_per_s=20_000)  # both are still writing when one of them goes
+    checkpointer = Checkpointer(folder / "run", timeout_s=6, chunk_bytes=4096, limits=slow, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    if world.rank == 1:
+        checkpointer.save(2, state=state(2), wait={"for": "ever"})
+        os.kill(os.getpid(), signal.SIGKILL)
+    checkpointer.save(2, state=state(2), wait={"for": "ever"})
+    said = ""
+    try:
+        checkpointer.wait()
+    except StokerError as error:
+        said = error.message
+    KEPT.append(checkpointer)  # how a job without one of its ranks ends is not what this is about
+    back = state(0)
+    with Checkpointer(folder / "run", world=World()) as alone:
+        step = alone.restore(state=back).step
+    left = [path.name for path in (folder / "run").iterdir() if path.name.startswith(".saving")]
+    return {"said": said, "step": step, "w": float(back["w0"][0]), "left": left}
+
+
+def a_rank_fails(folder: Path, world: World, failing: int = 1) -> Any:
+    checkpointer = Checkpointer(folder / "run", timeout_s=20, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    said = []
+    try:
+        bad = {"extra": object()} if world.rank == failing else {"extra": 1}
+        checkpointer.save(2, state=state(2), **bad)
+        checkpointer.wait()
+    except StokerError as error:
+        said.append(error.message)
+    checkpointer.save(3, state=state(3))  # and all go on together
+    checkpointer.wait()
+    step = checkpointer.latest().step
+    checkpointer.close()
+    return {"said": said, "step": step}
+
+
+def the_first_rank_fails(folder: Path, world: World) -> Any:
+    return a_rank_fails(folder, world, failing=0)
+
+
+def a_restore_fails(folder: Path, world: World) -> Any:
+    """One rank's model is another than the one that was saved: no rank may go on."""
+    checkpointer = Checkpointer(folder / "run", timeout_s=20, world=world)
+    checkpointer.save(1, model=torch.nn.Linear(3, 3))
+    said = ""
+    try:
+        checkpointer.restore(model=torch.nn.Linear(3, 3 + world.rank))
+    except StokerError as error:
+        said = error.message
+    checkpointer.close()
+    return {"said": said}
+
+
+def skips(folder: Path, world: World) -> Any:
+    """Only rank 0 is slow, and all ranks skip alike."""
+    slow = Limits(write_bytes_per_s=10_000 if world.rank == 0 else 0)
+    checkpointer = Checkpointer(
+        folder / "run", every=1, when_busy="skip", timeout_s=20, chunk_bytes=4096, limits=slow, world=world
+    )
+    begun = [checkpointer.step(step, state=state(step)) for step in range(1, 4)]
+    checkpointer.wait()
+    begun.append(checkpointer.step(4, state=state(4)))
+    checkpointer.close()
+    return {"begun": begun, "skipped": checkpointer.report().skipped}
+
+
+def turns(folder: Path, world: World) -> Any:
+    """One writer at a time, in the whole job and on a node."""
+    limits = Limits(node_writers=1, job_writers=1, stagger_s=0.01)
+    with Checkpointer(folder / "run", timeout_s=20, limits=limits, world=world) as checkpointer:
+        checkpointer.save(1, state=state(1))
+    parts = sorted((folder / "run").glob("0*/part-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+    return {"order": [path.name for path in parts]}
+
+
+def a_rank_leaves(folder: Path, world: World) -> Any:
+    """Rank 0 hangs in its loop, as in a collective, until the other has left: that one must not wait."""
+    checkpointer = Checkpointer(folder / "run", remote=str(folder / "far"), timeout_s=20, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    deadline = time.monotonic() + 20
+    while world.rank == 0 and not (folder / "rank-1.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = world.rank == 1 or (folder / "rank-1.json").exists()
+    checkpointer.close()
+    return {"left": left, "drained": checkpointer.report().drained}
+
+
+SCENES = {
+    "two_nodes": (2, two_nodes),
+    "a_rank_dies": (2, a_rank_dies),
+    "a_rank_fails": (2, a_rank_fails),
+    "the_first_rank_fails": (2, the_first_rank_fails),
+    "a_restore_fails": (2, a_restore_fails),
+    "a_rank_leaves": (2, a_rank_leaves),
+    "skips": (3, skips),
+    "turns": (4, turns),
+}
+
+
+def main() -> None:
+    for scene in sys.argv[2:]:
+        folder = Path(sys.argv[1]) / scene
+        folder.mkdir(parents=True)
+        size, work = SCENES[scene]
+
+        def act(world: World, folder: Path = folder, work: Any = work) -> None:
+            report = work(folder, world)
+            (folder / f"rank-{world.rank}.json").write_text(json.dumps(report))
+
+        codes = run_ranks(size, act)
+        ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        print("SCENE", json.dumps({"scene": scene, "codes": codes, "ranks": ranks}), flush=True)
+
+
+KEPT: list[Checkpointer] = []
+PORTS = free_ports(2)  # chosen before the forks: every rank must know them
+
+if __name__ == "__main__":
+    main()

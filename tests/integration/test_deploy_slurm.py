@@ -60,8 +60,8 @@ def submit(cluster: SlurmCluster, folder: Path, corpus: Path, *options: str) -> 
     plan.write_text(json.dumps(JOB))
     command = [
         *("stoker", "deploy", "slurm", str(plan), "--out", str(folder / "slurm"), "--data", str(corpus)),
-        *("--cache", str(folder / "nvme"), "--shared", str(folder / "shared"), "--time", "10", "--grace", "60"),
-        *("--gpu", "none", "--plain", "--no-doctor"),
+        *("--cache", str(folder / "nvme"), "--shared", str(folder / "shared")),
+        *("--time", "10", "--grace", "60", "--gpu", "none", "--plain", "--no-doctor"),
         *("--", str(TRAINING), str(corpus), "--steps", str(STEPS), "--folder", str(folder)),
         *("--cache", str(folder / "nvme"), *options),
     ]  # fmt: skip

@@ -111,7 +111,7 @@ def test_the_sweep_shows_where_the_store_saturates() -> None:
     assert idle[100] == pytest.approx(0.9, abs=0.02)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     nodes=st.integers(1, 50),
     demand=st.floats(1e6, 1e10),

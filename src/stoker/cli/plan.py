@@ -102,5 +102,6 @@ def _page(plan: Plan, courses: list[Course]) -> str:
 
 
 def _counts(cluster: Cluster) -> list[int]:
-    """Powers of ten around the job, and the job itself."""
-    return sorted({1, 10, 100, 1000, 10_000, cluster.nodes})
+    """Powers of ten up to ten jobs like this, and the job itself."""
+    powers = {10**power for power in range(6) if 10**power <= max(1000, 10 * cluster.nodes)}
+    return sorted(powers | {cluster.nodes})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.checkpoint.storm import advise, mtbf_of
+from stoker.checkpoint.interval import advise, mtbf_of
 from stoker.plan.job import Job
 
 _STORE_SHARE = 0.1  # of the store's rate that checkpoints may take: GPUs are fed from the same store

@@ -121,7 +121,7 @@ def _y(share: float) -> float:
     return 10 + (_HEIGHT - _BOTTOM - 10) * (1 - min(1.0, max(0.0, float(share))))
 
 
-def _thinned(course: Course, *, end: float, points: int = 240) -> tuple[Floats, Floats]:
+def _thinned(course: Course, *, end: float, points: int = 120) -> tuple[Floats, Floats]:
     """Means over equal pieces of time: a line of a few hundred points shows what thousands would."""
     edges = np.linspace(0, min(end, course.seconds), points + 1)
     lost = np.concatenate([[0.0], np.cumsum(course.idle.sum(axis=0) * np.diff(course.t, prepend=0.0))])

@@ -111,6 +111,10 @@ class _Run:
     # --- a tick, in the order the bytes move ---
 
     def tick(self, dt: float) -> None:
+        if (
+            self.first_step >= 0
+        ):  # an epoch ends with a tick, or what is left of the tick would look like a wait
+            dt = max(min(dt, self._left_of_epoch() / (self.cluster.demand * self.speed)), dt / 16)
         self._begin_save()
         hit = self._hit()
         reads, writes, store = self._share_out(dt, hit)

@@ -111,10 +111,7 @@ class _Run:
     # --- a tick, in the order the bytes move ---
 
     def tick(self, dt: float) -> None:
-        if (
-            self.first_step >= 0
-        ):  # an epoch ends with a tick, or what is left of the tick would look like a wait
-            dt = max(min(dt, self._left_of_epoch() / (self.cluster.demand * self.speed)), dt / 16)
+        dt = self._shortened(dt)
         self._begin_save()
         hit = self._hit()
         reads, writes, store = self._share_out(dt, hit)
@@ -126,6 +123,12 @@ class _Run:
         self.t.append(self.now)
         self.idle.append(idle)
         self.store.append(store)
+
+    def _shortened(self, dt: float) -> float:
+        """An epoch ends with its tick: what would be left of a longer one would look like a wait."""
+        if self.first_step < 0:
+            return dt
+        return max(min(dt, self._left_of_epoch() / (self.cluster.demand * self.speed)), dt / 16)
 
     def _share_out(self, dt: float, hit: float) -> tuple[Floats, Floats, float]:
         """Rates of reading and of writing, and the share of the store in use."""
@@ -172,16 +175,10 @@ class _Run:
         if hit and cluster.nvme_rate:
             bytes_ = min(bytes_, cluster.nvme_rate * (dt - stalled) / hit)
         bytes_ = max(0.0, min(bytes_, self._left_of_epoch()))
-        at_end = self._left_of_epoch() <= bytes_ and self.done_after(bytes_)
         self.used += bytes_
         self.missed += bytes_ * (1 - hit)
-        if at_end:  # the rest of the last tick is nobody's wait
-            return (0.0, 0.0, 1 - self.speed, stalled / dt)
         whole = cluster.demand * dt
         return (0.0, max(0.0, slow - bytes_) / whole, (could - slow) / whole, stalled / dt)
-
-    def done_after(self, bytes_: float) -> bool:
-        return self.used + bytes_ >= self.cluster.epochs * self.cluster.share * (1 - 1e-9)
 
     # --- what the policy makes of it ---
 

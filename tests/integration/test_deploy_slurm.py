@@ -61,7 +61,7 @@ def submit(cluster: SlurmCluster, folder: Path, corpus: Path, *options: str) -> 
     command = [
         *("stoker", "deploy", "slurm", str(plan), "--out", str(folder / "slurm"), "--data", str(corpus)),
         *("--cache", str(folder / "nvme"), "--shared", str(folder / "shared")),
-        *("--time", "10", "--grace", "60", "--gpu", "none", "--plain", "--no-doctor"),
+        *("--time", "10", "--grace", "60", "--gpu", "none", "--no-doctor"),
         *("--", str(TRAINING), str(corpus), "--steps", str(STEPS), "--folder", str(folder)),
         *("--cache", str(folder / "nvme"), *options),
     ]  # fmt: skip

@@ -27,6 +27,7 @@ LAYERS = {
         "spans",
         "findings",
         "recording",
+        "gpus",
     ),
     "parts": (
         "sources",

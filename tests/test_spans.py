@@ -1,16 +1,27 @@
-"""Spans: nothing unless recording; then a line each, which survives a torn end."""
+"""Spans: nothing unless recording; then a record each in a ring, which survives the writer's death."""
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.spans import emit, read_spans, recording, span
+from stoker import spans
+from stoker.spans import Ring, emit, read_ring, read_spans, recording, span
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings of a few hundred records: scanning a large one in plain Python takes a second."""
+    small = Ring.__init__.__kwdefaults__ | {"capacity": 1000}
+    monkeypatch.setattr(Ring.__init__, "__kwdefaults__", small)
 
 
 def test_nothing_is_written_unless_recording(tmp_path: Path) -> None:
@@ -39,7 +50,7 @@ def test_spans_come_in_the_order_of_their_start(tmp_path: Path) -> None:
     assert [found.what for found in read_spans(tmp_path)] == ["first", "second"]
 
 
-def test_threads_write_whole_lines(tmp_path: Path) -> None:
+def test_threads_write_whole_records_and_are_told_apart(tmp_path: Path) -> None:
     with recording(tmp_path):
         threads = [
             threading.Thread(target=lambda: [emit("x" * 99, start=0, end=1) for _ in range(200)])
@@ -49,16 +60,48 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(read_spans(tmp_path)) == 800
+        emit("main", start=0, end=1)
+    found = read_spans(tmp_path)
+    assert len(found) == 801
+    assert [one.what for one in found if one.thread == 0] == ["main"]
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    with recording(tmp_path):
-        emit("whole", start=0.0, end=1.0)
-    (path,) = tmp_path.iterdir()
-    with path.open("a") as file:
-        file.write('{"what": "torn", "sta')
-    assert [found.what for found in read_spans(tmp_path)] == ["whole"]
+def test_a_ring_keeps_the_last_records(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "small.ring", capacity=10)
+    for number in range(25):
+        ring.write("x", number, number + 1, number, 0, 0)
+    ring.close()
+    assert [one.step for one in read_ring(tmp_path / "small.ring")] == list(range(15, 25))
+
+
+def test_more_names_than_there_is_room_for_go_by_the_last_one(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "names.ring", capacity=100)
+    for number in range(40):
+        ring.write(f"{number}" + "x" * 1000, 0, 1, number, 0, 0)
+    ring.close()
+    assert len({one.what for one in read_ring(tmp_path / "names.ring")}) == 16
+
+
+def test_a_killed_process_leaves_every_span_it_wrote(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        with recording(tmp_path):
+            emit("last words", start=0.0, end=1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert [found.what for found in read_spans(tmp_path)] == ["last words"]
+
+
+def test_a_ring_for_which_there_is_no_room_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="no space"), recording(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_recording_ends_with_its_block(tmp_path: Path) -> None:
@@ -66,3 +109,4 @@ def test_recording_ends_with_its_block(tmp_path: Path) -> None:
         pass
     emit("late", start=0.0, end=1.0)
     assert read_spans(tmp_path) == []
+    assert spans.record_to(None) is None

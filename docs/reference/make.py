@@ -1,5 +1,7 @@
-"""Writes docs/reference/cli.md from the commands' own help and checks.md from the list of checks:
-`python docs/reference/make.py [--check]`."""
+"""Writes the pages of docs/reference that the code itself knows: `python docs/reference/make.py [--check]`.
+
+cli.md comes from the commands' own help, checks.md from the list of checks, metrics.md from its table.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ from stoker.doctor.check import Result
 from stoker.doctor.examine import CHECKS, examine
 from stoker.doctor.need import Need
 from stoker.machine.snapshot import read_snapshot
+from stoker.report.dashboard import ALERTS
+from stoker.report.metrics import METRICS
 
 HERE = Path(__file__).parent
 MACHINES = HERE.parents[1] / "tests" / "doctor" / "snapshots"
 LARGE = Need(cpu_cores=96, memory_bytes=120 << 30, read_bytes_s=14_400_000_000)
 
 
-def page() -> str:
+def commands_page() -> str:
     parts = ["# Commands\n\nGenerated from `--help` by `docs/reference/make.py`.\n"]
     for name, command, context in commands("stoker", stoker, None):
         parts.append(f"\n## {name}\n\n```\n{command.get_help(context)}\n```\n")
@@ -65,7 +69,23 @@ def faults() -> Iterator[Result]:
             yield from (one for one in examine(read_snapshot(path), need=need) if one.seen.fix)
 
 
-PAGES = {HERE / "cli.md": page, HERE / "checks.md": checks_page}
+def metrics_page() -> str:
+    parts = ["# Metrics\n\nGenerated from `stoker/report/metrics.py` by `docs/reference/make.py`.\n"]
+    parts.append("Every series also has the label `job`, the run's title.\n")
+    for row in dict.fromkeys(metric.row for metric in METRICS):
+        parts.append(f"\n## {row}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n")
+        for metric in METRICS:
+            if metric.row == row:
+                labels = " ".join(f"`{label}`" for label in metric.labels)
+                parts.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |\n")
+    parts.append("\n## Alerts\n\n| alert | severity | fires when, and for how long |\n|---|---|---|\n")
+    for alert in ALERTS:
+        expr = alert.expr.replace("|", "\\|")
+        parts.append(f"| `{alert.name}` | {alert.severity} | `{expr}` for {alert.hold} |\n")
+    return "".join(parts)
+
+
+PAGES = {HERE / "cli.md": commands_page, HERE / "checks.md": checks_page, HERE / "metrics.md": metrics_page}
 
 if __name__ == "__main__":
     if "--check" in sys.argv:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stoker.leases.first import first_rank
     from stoker.load.loader import Loader
     from stoker.manifest import Manifest, read_manifest
+    from stoker.observe.loaders import attach
     from stoker.stage.cache import Cache
     from stoker.stage.run import fetch
     from stoker.storage import open_store
@@ -31,6 +32,7 @@ __all__ = [
     "StokerError",
     "World",
     "__version__",
+    "attach",
     "feed",
     "fetch",
     "first_rank",
@@ -47,6 +49,7 @@ _HOMES = {
     "Manifest": "stoker.manifest",
     "StokerError": "stoker.errors",
     "World": "stoker.world",
+    "attach": "stoker.observe.loaders",
     "feed": "stoker.feeder",
     "fetch": "stoker.stage.run",
     "first_rank": "stoker.leases.first",

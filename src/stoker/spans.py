@@ -1,20 +1,35 @@
 """Spans: pieces of wall time in a run, said by whoever spends them.
 
-The stages call `span(...)` around their work. It does nothing until `recording(folder)` is entered;
-then each process appends its spans to its own file of the run folder, one JSON object a line, so that
-a killed process loses at most the line it was writing.
+The stages call `span(...)` around their work. It does nothing until `recording(folder)` is entered, or
+`stoker watch` has attached; then each process writes its spans into its own ring: a mapped file of
+fixed-size records in the run folder. A record is in the page cache as soon as it is written, so a process
+killed by SIGKILL or SIGBUS loses nothing, and a reader may look while it is being written. The space is
+allocated up front: a full disk is an error when the ring is made, never a bus error later.
+
+Only the standard library is used here: the watched program's environment may have nothing else.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
+import mmap
 import os
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+MAGIC = b"stokring"
+HEAD = struct.Struct("<8sIIqiI")  # magic, record bytes, capacity, pid, rank, bytes of names
+HEAD_BYTES = 64
+NAMES_BYTES = 16384 - HEAD_BYTES
+RECORD = struct.Struct("<ddqqHHI")  # start, end, step, bytes, what, thread, sequence number from 1
+FIRST = HEAD_BYTES + NAMES_BYTES
+SPANS = 1 << 19  # 21 MB: some 50,000 steps of ten spans
+NO_STEP = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,40 +42,101 @@ class Span:
     rank: int = 0
     step: int | None = None
     bytes: int = 0
+    thread: int = 0
 
     @property
     def seconds(self) -> float:
         return self.end - self.start
 
 
-class _Recorder:
-    """Appends spans to one file; any thread may call it."""
+class Ring:
+    """The last `capacity` spans of one process in a mapped file; any thread may write."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self.rank = rank
-        self._file = path.open("a", encoding="utf-8")
-        self._lock = threading.Lock()
+    def __init__(self, path: Path, *, capacity: int = SPANS, rank: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = FIRST + capacity * RECORD.size
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.posix_fallocate(handle, 0, size)
+            self._map = mmap.mmap(handle, size)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(handle)
+        self.path, self.rank = path, rank
+        self._capacity = capacity
+        self._numbers = itertools.count()  # next() is one step of the interpreter: no lock needed
+        self._whats: dict[str, int] = {}
+        self._naming = threading.Lock()
+        self._names_used = 0
+        self._put_head()
 
-    def write(self, span: Span) -> None:
-        line = json.dumps({k: v for k, v in asdict(span).items() if v is not None}) + "\n"
-        with self._lock:
-            self._file.write(line)
-            self._file.flush()
+    def write(self, what: str, start: float, end: float, step: int, bytes: int, thread: int) -> None:
+        """One record; its sequence number stands last, so that a half-written one is not taken for whole."""
+        number = next(self._numbers)
+        name = self._whats.get(what)
+        if name is None:
+            name = self._name(what)
+        place = FIRST + number % self._capacity * RECORD.size
+        RECORD.pack_into(self._map, place, start, end, step, bytes, name, thread, (number + 1) & 0xFFFFFFFF)
 
     def close(self) -> None:
-        self._file.close()
+        """Safe twice. A write after it raises ValueError."""
+        self._map.close()
+
+    def _name(self, what: str) -> int:
+        """Names stand in the head, one a line; when there is no room the rest go by the last one."""
+        with self._naming:
+            if what not in self._whats:
+                line = what.encode() + b"\n"
+                if self._names_used + len(line) > NAMES_BYTES:
+                    return len(self._whats) - 1
+                at = HEAD_BYTES + self._names_used
+                self._map[at : at + len(line)] = line
+                self._names_used += len(line)
+                self._whats[what] = len(self._whats)
+                self._put_head()
+            return self._whats[what]
+
+    def _put_head(self) -> None:
+        HEAD.pack_into(
+            self._map, 0, MAGIC, RECORD.size, self._capacity, os.getpid(), self.rank, self._names_used
+        )
+
+
+class Recorder:
+    """Writes this process's spans into a ring and knows its threads by small numbers; 0 made it."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.rank = ring.rank
+        self._threads = {threading.get_ident(): 0}
+
+    def thread(self) -> int:
+        ident = threading.get_ident()
+        number = self._threads.get(ident)
+        if number is None:  # two threads at once may get one number: harmless, the loop's is given
+            number = self._threads[ident] = min(len(self._threads), 0xFFFF)
+        return number
+
+    def write(self, what: str, start: float, end: float, step: int, bytes: int) -> None:
+        self.ring.write(what, start, end, step, bytes, self.thread())
+
+    def close(self) -> None:
+        self.ring.close()
 
 
 # The one changing variable of this module: None, or where spans go. Every stage may emit from any
 # thread, so it can be neither an argument of every function nor a context variable.
-_recorder: _Recorder | None = None
+_recorder: Recorder | None = None
 
 
 def emit(what: str, *, start: float, end: float, step: int | None = None, bytes: int = 0) -> None:
     """Say that `what` took from `start` to `end`. Costs one comparison when nothing records."""
     recorder = _recorder
     if recorder is not None:
-        recorder.write(Span(what=what, start=start, end=end, rank=recorder.rank, step=step, bytes=bytes))
+        recorder.write(what, start, end, NO_STEP if step is None else step, bytes)
 
 
 @contextmanager
@@ -76,23 +152,45 @@ def span(what: str, *, step: int | None = None, bytes: int = 0) -> Iterator[None
         emit(what, start=start, end=time.monotonic(), step=step, bytes=bytes)
 
 
+def record_to(recorder: Recorder | None) -> Recorder | None:
+    """From now on this process's spans go there (None: nowhere); says where they went before."""
+    global _recorder
+    before, _recorder = _recorder, recorder
+    return before
+
+
 @contextmanager
 def recording(folder: Path, *, rank: int = 0) -> Iterator[None]:
     """Record this process's spans into `folder` while the block runs."""
-    global _recorder
-    folder.mkdir(parents=True, exist_ok=True)
-    before, _recorder = _recorder, _Recorder(folder / f"spans-{rank:05d}-{os.getpid()}.jsonl", rank)
+    mine = Recorder(Ring(folder / f"spans-{rank:05d}-{os.getpid()}-{time.monotonic_ns()}.ring", rank=rank))
+    before = record_to(mine)
     try:
         yield
     finally:
-        mine, _recorder = _recorder, before
+        record_to(before)
         mine.close()
 
 
 def read_spans(folder: Path) -> list[Span]:
-    """Every whole span of a run folder, in order of start; a torn last line is left out."""
-    spans = []
-    for path in sorted(folder.glob("spans-*.jsonl")):
-        for line in path.read_text("utf-8").split("\n")[:-1]:
-            spans.append(Span(**json.loads(line)))
+    """Every whole span of a folder's rings, in order of start."""
+    spans = [span for path in sorted(folder.glob("spans-*.ring")) for span in read_ring(path)]
     return sorted(spans, key=lambda span: span.start)
+
+
+def read_ring(path: Path) -> list[Span]:
+    """The whole spans of one ring in the order they were written; of a file that is no ring, none."""
+    data = path.read_bytes()
+    if len(data) < FIRST or not data.startswith(MAGIC):
+        return []
+    _, size, capacity, _, rank, named = HEAD.unpack_from(data)
+    names = data[HEAD_BYTES : HEAD_BYTES + named].decode().split("\n")
+    found = []
+    for place in range(FIRST, min(len(data), FIRST + capacity * size) - size + 1, size):
+        start, end, step, moved, what, thread, number = RECORD.unpack_from(data, place)
+        if number and what < len(names):
+            known = None if step == NO_STEP else step
+            spoken = Span(
+                what=names[what], start=start, end=end, rank=rank, step=known, bytes=moved, thread=thread
+            )
+            found.append((number, spoken))
+    return [spoken for _, spoken in sorted(found, key=lambda pair: pair[0])]

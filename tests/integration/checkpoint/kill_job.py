@@ -83,12 +83,17 @@ def fork_rank(root: Path, world: World, shared: Shared, seed: int) -> int:
     return pid
 
 
-def one_round(root: Path, ranks: int, shared: Shared, chance: random.Random) -> None:
+def one_round(root: Path, ranks: int, shared: Shared, chance: random.Random) -> bool:
+    """Begin, and kill at some moment; in half of the rounds not before one more save was durable. Whether
+    this was one of those."""
     worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
-    begun, seed = shared.get(OK), chance.randrange(6)
+    begun, durable, seed = shared.get(OK), shared.get(DURABLE), chance.randrange(6)
+    patient = chance.random() < 0.5
     pids = [fork_rank(root, world, shared, seed) for world in worlds]
     deadline = time.monotonic() + 30
-    while shared.get(OK) == begun and not shared.get(FAILED) and time.monotonic() < deadline:
+    while not shared.get(FAILED) and time.monotonic() < deadline:
+        if shared.get(OK) > begun and (not patient or shared.get(DURABLE) > durable):
+            break
         time.sleep(0.001)
     time.sleep(chance.random() * 0.05 * (1 + ranks))
     first = chance.sample(pids, 1 if chance.random() < 0.5 else ranks)
@@ -99,6 +104,7 @@ def one_round(root: Path, ranks: int, shared: Shared, chance: random.Random) -> 
         os.kill(pid, signal.SIGKILL)
     for pid in pids:
         os.waitpid(pid, 0)
+    return patient
 
 
 def main() -> None:
@@ -106,11 +112,13 @@ def main() -> None:
     torch.set_num_threads(1)  # no pool of threads that a fork would lose
     root.mkdir(parents=True, exist_ok=True)
     shared, chance = Shared(), random.Random(seed)
+    patient = 0
     for _ in range(kills):
-        one_round(root, ranks, shared, chance)
+        patient += one_round(root, ranks, shared, chance)
         if shared.get(FAILED):
             break
-    print(json.dumps({"ok": shared.get(OK), "durable": shared.get(DURABLE), "failed": shared.get(FAILED)}))
+    report = {"ok": shared.get(OK), "durable": shared.get(DURABLE), "failed": shared.get(FAILED)}
+    print(json.dumps({**report, "patient": patient}))
 
 
 if __name__ == "__main__":

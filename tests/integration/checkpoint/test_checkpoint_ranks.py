@@ -67,7 +67,7 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 ) -> None:
     report = json.loads(run_job("kill_job.py", tmp_path / "run", ranks, kills, ranks))
     assert (report["ok"], report["failed"]) == (kills, 0)
-    assert report["durable"] > kills / 2
+    assert report["durable"] >= report["patient"] > 0
 
 
 # --- scenes ---------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""`stoker diagnose`: what is wrong with a run, what it costs, what to change."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from stoker.diagnose.compare import Comparison
+    from stoker.diagnose.rules import Verdict
+    from stoker.findings import Finding
+    from stoker.recording import Recording
+
+_KEYS = (
+    "kind",
+    "cause",
+    "share",
+    "gpu_seconds",
+    "speedup_if_gone",
+    "confidence",
+    "evidence",
+    "remedy",
+    "missing",
+)
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, exists=True))
+@click.argument("other", metavar="[B]", type=click.Path(path_type=Path, exists=True), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.pass_context
+def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) -> None:
+    """Explain a run: is the GPU starving, why, what does it cost, what to change.
+
+    RUN is a folder written by `stoker watch`, or a flat recording (JSON lines). With a second one: what
+    changed from RUN to B.
+
+    Exit code 0: healthy, or B no slower; 1: something was found, or too little was seen.
+    """
+    if other is not None:
+        ctx.exit(_compare(run, other, as_json=as_json))
+    from stoker.diagnose.rules import diagnose
+
+    recording = read_recording(run)
+    verdict = diagnose(recording)
+    click.echo(json.dumps(plain(verdict), indent=1) if as_json else card(recording, verdict))
+    ctx.exit(0 if verdict.healthy else 1)
+
+
+def read_recording(path: Path) -> Recording:
+    """A run folder or a flat recording."""
+    if path.is_dir():
+        from stoker.runs import read
+
+        recording: Recording = read(path)
+        return recording
+    from stoker.diagnose.replay import replay
+
+    return replay(path)
+
+
+def plain(verdict: Verdict) -> dict[str, Any]:
+    """The verdict as JSON gives it; a finding without a cause has null there."""
+    findings = [{key: getattr(one, key) or _nothing(key) for key in _KEYS} for one in verdict.findings]
+    abstained = [{"kind": one.kind, "why": one.why, "missing": one.missing} for one in verdict.abstained]
+    return {"findings": findings, "abstained": abstained}
+
+
+def _nothing(key: str) -> Any:
+    return {"cause": None, "evidence": [], "remedy": [], "missing": []}.get(key, 0.0)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def card(recording: Recording, verdict: Verdict) -> str:
+    """The verdict to read: findings worst first, then where the time went."""
+    lines = [f"{recording.title}: {recording.wall_s:.1f} s, {_who(recording)}", ""]
+    for finding in verdict.findings:
+        lines += [*_finding(finding), ""]
+    if not verdict.findings:
+        lines += [*_too_little(verdict), ""]
+    return "\n".join([*lines, _where(recording)])
+
+
+def _who(recording: Recording) -> str:
+    steps = max((len(rank.steps.end) for rank in recording.ranks), default=0)
+    names = sorted({gpu.name for gpu in recording.gpus if gpu.name})
+    cards = f"{len(recording.gpus)} × {', '.join(names)}" if names else "no GPU readings"
+    ended = f", {recording.ended}" if recording.ended else ""
+    return f"{steps} steps, {len(recording.ranks)} ranks, {cards}{ended}"
+
+
+def _finding(finding: Finding) -> list[str]:
+    name = finding.kind + (f" ({finding.cause})" if finding.cause else "")
+    lines = [f"{name.upper()}: {finding.summary}"]
+    if finding.kind != "healthy":
+        lines.append(
+            f"  costs    {finding.gpu_seconds:,.1f} GPU-seconds, {100 * finding.share:.1f}% of the time; "
+            f"{finding.speedup_if_gone:.2f}x quicker without it; confidence {finding.confidence:.2f}"
+        )
+    for label, texts in (
+        ("seen", finding.evidence),
+        ("change", finding.remedy),
+        ("not seen", finding.missing),
+    ):
+        lines += [_item(label if first else "", text) for first, text in _marked(texts)]
+    return lines
+
+
+def _marked(texts: tuple[str, ...]) -> list[tuple[bool, str]]:
+    return [(number == 0, text) for number, text in enumerate(texts)]
+
+
+def _item(label: str, text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=f"  {label:8} ", subsequent_indent=" " * 11)
+
+
+def _too_little(verdict: Verdict) -> list[str]:
+    lines = ["NO VERDICT: too little was seen"]
+    lines += [_item(one.kind, one.why) for one in verdict.abstained if one.missing or one.kind == "healthy"]
+    return lines
+
+
+def _where(recording: Recording) -> str:
+    from stoker.diagnose.features import features
+
+    shares = sorted(features(recording).loop.share.items(), key=lambda item: -item[1])
+    return "time       " + ", ".join(
+        f"{name} {100 * share:.1f}%" for name, share in shares if share >= 0.0005
+    )
+
+
+# --- two runs -------------------------------------------------------------------------------------
+
+
+def _compare(run: Path, other: Path, *, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from stoker.diagnose.compare import compare
+
+    found = compare(read_recording(run), read_recording(other))
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "direction": found.direction}, indent=1))
+    else:
+        click.echo(_changes(found))
+    return 1 if found.direction == "slower" or found.new else 0
+
+
+def _changes(found: Comparison) -> str:
+    low, high = found.interval
+    mean, median = ([f"{1000 * seconds:.4g}" for seconds in pair] for pair in (found.mean_s, found.median_s))
+    lines = [
+        f"B is {found.direction}: a step takes {mean[0]} ms in A and {mean[1]} ms in B "
+        f"(medians {median[0]} and {median[1]})",
+        f"  {found.ratio:.3f} times as long, 95% between {low:.3f} and {high:.3f}; "
+        f"p = {found.chance:.2g} that this is chance",
+    ]
+    for name, (before, after) in sorted(found.moved.items(), key=lambda item: item[1][0] - item[1][1]):
+        lines.append(f"  {name:12} {1000 * before:9.4g} → {1000 * after:.4g} ms a step")
+    lines += [f"  gone: {kind}" for kind in found.gone] + [f"  new: {kind}" for kind in found.new]
+    return "\n".join(lines)

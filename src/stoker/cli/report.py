@@ -1,0 +1,39 @@
+"""`stoker report`: a run as a page, written to a file or served while it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from stoker.cli.showing import PAGE_PORT
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write.  [default: RUN.html]"
+)
+@click.option("--price", type=float, metavar="DOLLARS", help="What an hour of one GPU costs.")
+@click.option(
+    "--page",
+    metavar="[PORT]",
+    is_flag=False,
+    flag_value=PAGE_PORT,
+    help=f"Serve it until Ctrl-C instead, renewed while the run lasts.  [default port: {PAGE_PORT}]",
+)
+def command(run: Path, out: Path | None, price: float | None, page: str | None) -> None:
+    """Show RUN as one HTML page that opens offline.
+
+    RUN is a folder written by `stoker watch`, also while it is being written, or a flat recording.
+    """
+    from stoker.cli.showing import Showing, look, serve_until_stopped
+    from stoker.report.html import write_report
+
+    showing = Showing(page=page, price=price)
+    if page:
+        serve_until_stopped(run, showing)
+        return
+    path = out or run.with_name(f"{run.stem}.html")
+    write_report(look(run, showing), path)
+    click.echo(path)

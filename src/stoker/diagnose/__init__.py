@@ -1,0 +1,1 @@
+"""Explain a recording: where the time went, what is wrong, what it costs, what to change. Files only."""

@@ -1,0 +1,175 @@
+"""What the host did, over the run and while the loop waited for a batch. Unknown is NaN."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stoker.diagnose.card import mean_of, share_below
+from stoker.diagnose.timeline import Timeline
+from stoker.recording import Floats, HostRecord, Recording, Samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """The busiest host."""
+
+    cpus: int
+    allowed: float  # cores that we may use
+    quota: float
+    busy: float  # cores
+    wait_busy: (
+        float  # cores that we, or if that is unknown anybody, keep busy while the loop waits for a batch
+    )
+    others: float  # cores that are busy with what is not ours
+    iowait: float  # cores
+    read_bytes_s: float
+    write_bytes_s: float
+    reading: float  # share of samples in which anything was read
+    read_bytes: float  # of one read
+    remote_bytes_s: float  # from servers: the network, NFS, Lustre
+    throttled: float  # share of time the cgroup was stopped
+    steal: float  # cores
+    delay: float  # share of time that what makes batches could run and did not get a core
+    workers: float  # how many loader workers were seen
+    workers_running: float  # while the loop waits
+    workers_blocked: float  # in D, on a disk or a server
+    trainer_blocked: float  # share of samples
+    shm_peak: float  # of its size
+    shm_total: float
+    shm_full_in_s: float  # by its trend; inf: never
+
+
+def host(recording: Recording, line: Timeline | None) -> Host | None:
+    """The busiest host's readings while the loop ran, or nothing where there are none."""
+    known = [one for one in recording.hosts if len(one.samples.t)]
+    if not known:
+        return None
+    one = max(known, key=lambda record: np.nan_to_num(np.nanmean(_busy_cores(record))))
+    shm_peak, shm_full_in_s = _shm(one.samples)
+    one = _while_looping(recording, one)
+    samples, busy = one.samples, _busy_cores(one)
+    waiting = _waiting(samples, line)
+    workers = samples.mean("workers")
+    delay = (
+        _ratio(samples.mean("workers_delay"), workers) if workers >= 0.5 else samples.mean("trainer_delay")
+    )
+    return Host(
+        cpus=one.cpus,
+        allowed=min(float(one.cpus), one.quota_cores),
+        quota=one.quota_cores,
+        busy=mean_of(busy.tolist()),
+        wait_busy=_wait_busy(samples, busy, waiting),
+        others=_others(samples, busy),
+        iowait=samples.mean("iowait") / 100 * one.cpus,
+        read_bytes_s=samples.mean("disk_read"),
+        write_bytes_s=samples.mean("disk_write"),
+        reading=1.0 - share_below(samples.columns.get("disk_read"), below=1.0),
+        read_bytes=_ratio(samples.mean("disk_read"), samples.mean("disk_reads")),
+        remote_bytes_s=max(
+            (samples.mean(name) for name in _REMOTE if name in samples.columns), default=math.nan
+        ),
+        throttled=samples.mean("throttled") / 100,
+        steal=samples.mean("steal") / 100 * one.cpus,
+        delay=delay,
+        workers=workers,
+        workers_running=samples.mean("workers_running"),
+        workers_blocked=samples.mean("workers_blocked"),
+        trainer_blocked=samples.mean("trainer_blocked"),
+        shm_peak=shm_peak,
+        shm_total=samples.mean("shm_total"),
+        shm_full_in_s=shm_full_in_s,
+    )
+
+
+_REMOTE = ("net_rx", "nfs_read", "lustre_read")
+
+
+def _while_looping(recording: Recording, one: HostRecord) -> HostRecord:
+    """The samples between the first step and the last: starting up is another story."""
+    ranks = [rank for rank in recording.ranks if len(rank.steps.end)]
+    if not ranks:
+        return one
+    begin, end = min(rank.steps.start[0] for rank in ranks), max(rank.steps.end[-1] for rank in ranks)
+    t = one.samples.t
+    kept = (np.concatenate([[0.0], t[:-1]]) >= begin) & (t <= end)
+    if kept.sum() < 3:
+        return one
+    columns = {name: column[kept] for name, column in one.samples.columns.items()}
+    return replace(one, samples=Samples(t=t[kept], columns=columns))
+
+
+def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
+    """Cores at work on batches: the workers and, in waits, the trainer itself; anybody where that is unknown."""
+    if "trainer_cpu" not in samples.columns:
+        return _while_waiting(busy, waiting)
+    return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _others(samples: Samples, busy: Floats) -> float:
+    """Cores that keep busy what is neither trainer nor worker."""
+    if "trainer_cores" not in samples.columns:
+        return math.nan
+    known = [samples.columns[name] for name in ("workers_cpu", "trainer_cores") if name in samples.columns]
+    return max(mean_of((busy - np.sum(known, axis=0)).tolist()), 0.0)
+
+
+def _busy_cores(record: HostRecord) -> Floats:
+    columns = record.samples.columns
+    cores = [column for name, column in columns.items() if name.startswith("core.")]
+    if cores:
+        total: Floats = np.nansum(cores, axis=0) / 100
+        return total
+    return (
+        columns["cpu"] / 100 * record.cpus if "cpu" in columns else np.full(len(record.samples.t), math.nan)
+    )
+
+
+def _waiting(samples: Samples, line: Timeline | None) -> Floats:
+    """What part of each sample's time the loop waited for a batch."""
+    first = samples.t[:1] - np.median(np.diff(samples.t)) if len(samples.t) > 1 else np.zeros(1)
+    before = np.concatenate([np.maximum(first, 0.0), samples.t[:-1]])
+    if line is None:
+        return np.zeros(len(samples.t))
+    shares: Floats = line.within("data", before, samples.t) / np.maximum(samples.t - before, 1e-9)
+    return shares
+
+
+def _while_waiting(values: Floats, waiting: Floats) -> float:
+    """What a reading is while the loop waits: read directly if some samples lie in waits, else by a straight
+    line through readings that had more and less waiting in them, else what the waits can have had at most."""
+    known = ~np.isnan(values)
+    values, waiting = values[known], waiting[known]
+    if not len(values) or waiting.mean() < 0.01:
+        return math.nan
+    inside = waiting >= 0.95
+    if inside.sum() >= max(3, 0.05 * len(values)):
+        return float(values[inside].mean())
+    if np.std(waiting) >= 0.1:
+        slope, base = np.polyfit(waiting, values, 1)
+        return max(float(slope + base), 0.0)
+    mean, share = float(values.mean()), float(waiting.mean())
+    return max(mean - (1 - share), 0.0) / share  # in between one core works, or waits for the card, spinning
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b > 0 else math.nan
+
+
+def _shm(samples: Samples) -> tuple[float, float]:
+    """How full shared memory got, and when its trend over the last half fills it."""
+    used, total = samples.columns.get("shm_used"), samples.columns.get("shm_total")
+    if used is None or total is None or not np.nanmax(total) > 0:
+        return math.nan, math.inf
+    full = used / np.nanmax(total)
+    late = samples.t >= (samples.t[0] + samples.t[-1]) / 2
+    late &= ~np.isnan(full)
+    if late.sum() < 4 or np.ptp(full[late]) < 0.02:
+        return float(np.nanmax(full)), math.inf
+    t, level = samples.t[late], full[late]
+    slope, base = np.polyfit(t, level, 1)
+    straight = np.corrcoef(t, level)[0, 1] > 0.9
+    left = 1.0 - (slope * t[-1] + base)
+    return float(np.nanmax(full)), float(left / slope) if straight and slope > 0 else math.inf

@@ -1,0 +1,229 @@
+"""The loop stops: ranks that wait for one another, a host that stands, saving."""
+
+from __future__ import annotations
+
+from stoker.diagnose import remedies
+from stoker.diagnose.features import Features
+from stoker.diagnose.pauses import Pause
+from stoker.diagnose.thresholds import at
+from stoker.diagnose.verdicts import Abstention, above, below, known, listed, percent, priced
+from stoker.findings import Finding
+
+
+def collective_hang(features: Features) -> Finding | Abstention:
+    """No step ends while the card spins, or ranks wait in a collective that others never joined."""
+    kind = "collective_hang"
+    absent, waiting = _absent(features)
+    found = [pause for pause in _long(features, at("spin_s")) if spins(pause) or (pause.last and waiting)]
+    if features.loop.regular or not found:
+        return _blind(features, kind) or _spinning_all_along(features)
+    worst = max(found, key=lambda pause: pause.seconds)
+    who = f"rank {listed(absent)} never joined" if absent else "a peer, or a kernel, never answers"
+    where = (f"ranks {listed(waiting)} wait in a collective; {who}",) if waiting else ()
+    return priced(
+        features,
+        kind,
+        share=sum(pause.excess_s for pause in found) / features.wall_s,
+        confidence=0.95 if known(worst.sm) or waiting else 0.8,
+        summary=f"no step ended for {worst.seconds:.1f} s while ranks wait in a collective: {who}",
+        evidence=(_silence(worst), *_card_meanwhile(worst), *where, *_stacks(features, absent, worst)),
+        remedy=remedies.COLLECTIVE_HANG,
+        missing=() if waiting else ("which rank is absent: collectives were not recorded",),
+    )
+
+
+def host_hang(features: Features) -> Finding | Abstention:
+    """No step ends and the card is idle: the host stopped."""
+    kind = "host_hang"
+    _, waiting = _absent(features)
+    found = [pause for pause in _long(features, at("hang_s")) if _stopped(pause)]
+    if waiting or features.loop.regular or not found:
+        return _blind(features, kind) or _idle_all_along(features)
+    worst = max(found, key=lambda pause: pause.seconds)
+    where = _stacks(features, [worst.rank], worst)
+    return priced(
+        features,
+        kind,
+        share=sum(pause.excess_s for pause in found) / features.wall_s,
+        confidence=0.9 if known(worst.util) else 0.7,
+        summary=f"no step ended for {worst.seconds:.1f} s and the GPU had nothing to do: the host stopped",
+        evidence=(_silence(worst), *_card_meanwhile(worst), *where),
+        remedy=remedies.HOST_HANG,
+        missing=() if where else ("where it stopped: no stack was recorded",),
+    )
+
+
+def checkpoint_stall(features: Features) -> Finding | Abstention:
+    """Saving stops the loop."""
+    kind, loop = "checkpoint_stall", features.loop
+    saves = [pause for pause in loop.pauses if _saves(features, pause)]
+    told = loop.share["checkpoint"]
+    pause_s = sum(pause.excess_s for pause in saves) / len(saves) if saves else 0.0
+    share = max(told, pause_s * len(saves) / features.wall_s if features.wall_s else 0.0)
+    if share < at("pause_share"):
+        missing = () if features.host or not loop.pauses else ("disk writes, which tell saving from a hang",)
+        return Abstention(kind=kind, why=f"saving took {percent(share)} of the time", missing=missing)
+    return priced(
+        features,
+        kind,
+        share=share,
+        confidence=0.95 if told >= at("pause_share") else _sure_of(saves, loop.regular),
+        summary=f"saving stops the loop for {percent(share)} of the time",
+        evidence=_saving(saves, told),
+        remedy=remedies.save(pause_s=pause_s if len(saves) > 1 else 0.0, step_s=loop.median_s),
+        missing=() if told else ("checkpoint spans: saves were told from long steps and disk writes",),
+    )
+
+
+# --- pauses ---------------------------------------------------------------------------------------
+
+
+def spins(pause: Pause) -> bool:
+    """Utilisation high, work none."""
+    if not above(pause.util, at("spin_util")):
+        return False
+    if known(pause.sm):
+        return pause.sm < at("spin_sm")
+    return below(pause.power, at("spin_power"))
+
+
+def _long(features: Features, least_s: float) -> list[Pause]:
+    """Pauses long enough for a hang; what follows the last step of a run that ended well is its end."""
+    floor = max(least_s, at("hang_steps") * features.loop.median_s)
+    ended = features.ended == "exit 0"
+    return [
+        pause
+        for pause in features.loop.pauses
+        if pause.seconds >= floor and pause.told < 0.5 * pause.seconds and not (ended and pause.last)
+    ]
+
+
+def _stopped(pause: Pause) -> bool:
+    if _wrote(pause) or spins(pause):
+        return False
+    if known(pause.util):
+        return pause.util < at("idle_util")
+    return pause.last or pause.stacked  # without a card: a loop that never went on, or one caught standing
+
+
+def _wrote(pause: Pause) -> bool:
+    return above(pause.written, at("written"))
+
+
+def _saves(features: Features, pause: Pause) -> bool:
+    if pause.told >= 0.5 * pause.excess_s:
+        return True
+    worked = above(pause.util, 50) and not spins(pause)
+    if worked and (above(pause.sm, 20) or above(pause.power, 0.45)):
+        return False  # the card worked: evaluation, or a longer batch
+    if features.loop.regular and "data" not in features.loop.unseen:
+        return _wrote(pause) or not known(pause.util) or pause.util < at("idle_util")
+    return _wrote(pause) and not spins(pause)
+
+
+def _sure_of(saves: list[Pause], regular: bool) -> float:
+    wrote = sum(map(_wrote, saves)) / len(saves)
+    return round(0.5 + 0.25 * wrote + 0.15 * regular, 2)
+
+
+def _silence(pause: Pause) -> str:
+    after = "and none followed" if pause.last else f"until step {pause.step} ended"
+    return f"no step of rank {pause.rank} ended from {pause.start:.1f} s to {pause.end:.1f} s, {after}"
+
+
+def _card_meanwhile(pause: Pause) -> tuple[str, ...]:
+    said = [
+        f"GPU utilisation {pause.util:.0f}%" if known(pause.util) else "",
+        f"SM activity {pause.sm:.1f}%" if known(pause.sm) else "",
+        f"power {percent(pause.power)} of its limit" if known(pause.power) else "",
+    ]
+    return (", ".join(filter(None, said)) + " meanwhile",) if any(said) else ()
+
+
+def _saving(saves: list[Pause], told: float) -> tuple[str, ...]:
+    said = [f"checkpoint spans take {percent(told)} of the time"] if told else []
+    if saves:
+        seconds = sum(pause.excess_s for pause in saves) / len(saves)
+        steps = listed([pause.step for pause in saves[:5]])
+        said.append(f"{len(saves)} pauses of {seconds:.1f} s on average, at steps {steps}")
+    written = [pause.written for pause in saves if _wrote(pause)]
+    if written:
+        said.append(f"{sum(written) / len(written) / 1e9:.2g} GB written in each, no loader wait")
+    return tuple(said)
+
+
+# --- who, where -----------------------------------------------------------------------------------
+
+
+def _absent(features: Features) -> tuple[list[int], list[int]]:
+    """Ranks that never joined a collective others wait in; if all wait, those that joined the fewest."""
+    phases, joined = features.ranks.last_phase, features.ranks.joined
+    waiting = sorted(rank for rank, phase in phases.items() if phase == "collective")
+    absent = sorted(set(phases) - set(waiting)) if waiting else []
+    if waiting and not absent and len(set(joined.values())) > 1:
+        absent = [rank for rank in waiting if joined.get(rank) == min(joined.values())]
+    return absent, [rank for rank in waiting if rank not in absent]
+
+
+def _stacks(features: Features, ranks: list[int], pause: Pause) -> tuple[str, ...]:
+    """Where the ranks in question stood."""
+    said = []
+    for rank in ranks:
+        events = features.events.get(rank, ())
+        inside = [
+            one for one in events if one.what in ("hang", "stack") and pause.start <= one.t <= pause.end + 1
+        ]
+        said += [f"rank {rank} stood in {one.text}" for one in inside[-1:]]
+    return tuple(said)
+
+
+# --- with little to go by -------------------------------------------------------------------------
+
+
+def _blind(features: Features, kind: str) -> Abstention | None:
+    unseen = [
+        pause
+        for pause in _long(features, at("hang_s"))
+        if not (known(pause.util) or pause.last or pause.stacked or _wrote(pause))
+    ]
+    if not unseen or features.loop.regular:
+        return None
+    why = f"a step took {unseen[0].seconds:.1f} s, and what the card did meanwhile was not read"
+    return Abstention(kind=kind, why=why, missing=("the GPU's utilisation during the long step",))
+
+
+def _spinning_all_along(features: Features) -> Finding | Abstention:
+    kind, card = "collective_hang", features.card
+    if features.loop.steps or card is None or features.wall_s < at("hang_s"):
+        return Abstention(kind=kind, why="steps went on, or the card did not spin")
+    works = card.sm >= at("spin_sm") if known(card.sm) else not below(card.power, at("spin_power"))
+    if works or not above(card.util, at("spin_util")):
+        return Abstention(kind=kind, why="the card does not spin", missing=("steps",))
+    return priced(
+        features,
+        kind,
+        share=1.0,
+        confidence=0.6,
+        summary=f"the GPU spins without working for all of {features.wall_s:.0f} s: it waits in a collective",
+        evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
+        remedy=remedies.COLLECTIVE_HANG,
+        missing=("steps: whether any ended was not recorded",),
+    )
+
+
+def _idle_all_along(features: Features) -> Finding | Abstention:
+    kind, card = "host_hang", features.card
+    if features.loop.steps or card is None or features.wall_s < 2 * at("hang_s"):
+        return Abstention(kind=kind, why="steps went on, or the card was not idle")
+    if not below(card.util, 2):
+        return Abstention(kind=kind, why="the card works", missing=("steps",))
+    return priced(
+        features,
+        kind,
+        share=1.0,
+        confidence=0.5,
+        summary=f"no step and an idle GPU for {features.wall_s:.0f} s: the host stands, or never began",
+        evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
+        remedy=remedies.HOST_HANG,
+        missing=("steps: whether any ended was not recorded",),
+    )

@@ -1,0 +1,107 @@
+"""Every number that a rule compares with, and why it is that number; docs/concepts/diagnosis.md shows it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Threshold(NamedTuple):
+    """A border between fine and not, and where it comes from."""
+
+    value: float
+    why: str
+
+
+THRESHOLDS = {
+    # --- starving
+    "data_share": Threshold(
+        0.07, "a fed loop waits 0.2-0.3% of the time for batches; 7% is a day in two weeks"
+    ),
+    "overlapped_util": Threshold(97, "a card this busy while the loop waits is working off queued steps"),
+    "burst": Threshold(0.7, "above it the usual batch is in time and a few late ones are the problem"),
+    "opening": Threshold(0.7, "above it the wait is the first batch's, which a longer run pays once"),
+    "wait_busy": Threshold(
+        0.7, "cores: a process that computes without a stop shows 0.9-1.0, a sleeping one < 0.1"
+    ),
+    "cores_full": Threshold(0.85, "of the allowed cores: the rest is what the scheduler loses"),
+    "throttled": Threshold(
+        0.1, "share of time a cgroup was stopped: below it bursts borrow from quiet periods"
+    ),
+    "iowait": Threshold(
+        0.3, "cores: one thread that only reads a slow disk shows 0.5-1, a background flush 0.1"
+    ),
+    "read_bytes_s": Threshold(
+        2e6, "with idle cores: a loader that reads this slowly is waiting for its storage"
+    ),
+    "small_read": Threshold(65536, "bytes: a disk or server gives a fraction of its rate to smaller reads"),
+    "blocked": Threshold(0.4, "share of workers in uninterruptible sleep"),
+    "delay": Threshold(0.2, "of the time runnable without a core: an idle machine shows under 0.02"),
+    "others": Threshold(0.3, "of the allowed cores busy with others' work"),
+    "remote_bytes_s": Threshold(5e6, "from the network, with idle cores: more than logs and metrics send"),
+    # --- copying
+    "copy_share": Threshold(0.1, "a copy that is overlapped costs the loop under 1%"),
+    "pinned_rate": Threshold(0.5, "of what the bus gives pinned memory; pageable copies reached 0.15 of it"),
+    "copy_rx_gb_s": Threshold(
+        4.0, "GB/s into the card with its units half idle, where copies were not timed"
+    ),
+    # --- stopping
+    "spin_util": Threshold(90, "a kernel that spins shows 99-100% utilisation"),
+    "spin_sm": Threshold(
+        5, "a spinning kernel keeps one block busy: 0-1% SM activity, real work 30% and more"
+    ),
+    "spin_power": Threshold(0.35, "of the limit: a spinning card fell to 0.2, a working one takes 0.5-1.0"),
+    "idle_util": Threshold(15, "what an idle card shows, with the tail of the work before it in the mean"),
+    "spin_s": Threshold(2.0, "seconds: a reading lags by at most one, and collectives take milliseconds"),
+    "hang_s": Threshold(5.0, "seconds without a step; below it garbage collections and logging do it"),
+    "hang_steps": Threshold(20, "usual steps without one ending"),
+    "saving_bytes_s": Threshold(
+        100e6, "bytes a second to disk: more than logs, as much as a small checkpoint"
+    ),
+    "pause_share": Threshold(0.05, "of the wall time in pauses: below it saving is cheap enough"),
+    "written": Threshold(50e6, "bytes written in one pause: smaller than any checkpoint that takes time"),
+    "shm_full": Threshold(0.85, "of /dev/shm: one more batch a worker may not fit"),
+    "shm_soon": Threshold(3.0, "recorded lengths until the trend fills /dev/shm, and at least five minutes"),
+    # --- working
+    "tensor_of_sm": Threshold(0.1, "tensor over SM activity: bf16 0.37, fp32 0.03"),
+    "fp32_of_sm": Threshold(0.3, "fp32 pipe over SM activity: fp32 matrices 0.67, bf16 training 0.05"),
+    "fp32_low": Threshold(
+        0.3, "of the fp32 peak, where units were not read: less is a model of many small parts"
+    ),
+    "fp32_high": Threshold(
+        0.85, "of the fp32 peak: plain fp32 training reached 0.73; more must be tensor cores"
+    ),
+    "memory_busy": Threshold(
+        35, "percent, NVML's: fp32 matrices 12, bf16 training 50, memory-bound models more"
+    ),
+    "hot": Threshold(0.7, "of the power limit: the card works hard, whatever it works on"),
+    "tiny_of_util": Threshold(0.35, "SM activity over utilisation: tiny kernels 0.03, others 0.7-0.9"),
+    "tiny_sm": Threshold(
+        30, "SM activity while the loop computes: a launch-bound loop leaves most units empty"
+    ),
+    "gaps_util": Threshold(80, "utilisation while the loop computes; a fed card shows 87-100"),
+    "gaps_share": Threshold(
+        0.12, "of the time: what a busy loop leaves idle in spite of itself is under a tenth"
+    ),
+    "slowed": Threshold(0.1, "share of busy readings with a slowdown reason: single ones cost nothing"),
+    "slowed_clock": Threshold(0.95, "of the boost clock: above it the slowdown cost nothing"),
+    "low_clock": Threshold(0.75, "of the boost clock, far from the power limit, where reasons were not read"),
+    "memory_full": Threshold(
+        0.8, "of the card with memory going up and down: the allocator works at the limit"
+    ),
+    "memory_swing": Threshold(0.02, "of the card, given back and taken again"),
+    "memory_turns": Threshold(0.2, "turns a second; a phase change makes one or two in a run"),
+    "memory_cost": Threshold(
+        0.03, "share of time outside compute, where giving memory back and taking it shows"
+    ),
+    # --- together
+    "late": Threshold(0.08, "of a step that one rank works longer than the others' median"),
+    "late_often": Threshold(0.6, "share of steps in which the same rank is last; chance gives 1 / ranks"),
+    "collective": Threshold(
+        0.15, "of the time in collectives on the rank that waits least: the exchange itself"
+    ),
+}
+
+
+def at(name: str) -> float:
+    """The value of a threshold."""
+    return THRESHOLDS[name].value

@@ -1,0 +1,223 @@
+"""The card is given work and does it badly: copies in the way, the wrong precision, tiny kernels, holes."""
+
+from __future__ import annotations
+
+import math
+
+from stoker.diagnose import remedies
+from stoker.diagnose.card import Card
+from stoker.diagnose.features import Features
+from stoker.diagnose.thresholds import at
+from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
+from stoker.findings import Finding
+
+
+def h2d_copy(features: Features) -> Finding | Abstention:
+    """The loop waits for copies to the card."""
+    kind, loop = "h2d_copy", features.loop
+    if "h2d" in loop.unseen or not loop.steps:
+        return _copy_by_the_bus(features)
+    share = loop.share["copy"]
+    if share < at("copy_share"):
+        return Abstention(kind=kind, why=f"copies took {percent(share)} of the time")
+    rate = _copy_rate(features)
+    cause = _copy_cause(features, rate)
+    because = {"pageable": ": from pageable memory", "not overlapped": ": they are not overlapped", "": ""}
+    speed = f", at {rate:.1f} GB/s" if known(rate) else ""
+    unseen = ("bytes copied: pageable and unoverlapped copies look alike without them",)
+    return priced(
+        features,
+        kind,
+        cause=cause,
+        share=_copy_loss(features, rate),
+        confidence=0.95 if known(rate) else 0.8,
+        summary=f"the loop waits for copies to the GPU {percent(share)} of the time{because[cause]}",
+        evidence=(f"{percent(share)} of the time in copies{speed}", *_bus(features)),
+        remedy=remedies.copy(cause),
+        missing=() if known(rate) else unseen,
+    )
+
+
+def _bus_gb_s(features: Features) -> float:
+    return features.card.peaks.pcie_gb_s if features.card and features.card.peaks else 25.0
+
+
+def _copy_rate(features: Features) -> float:
+    """GB/s while copying: from the bytes of the copies, or from the bus counter."""
+    if known(features.loop.copy_gb_s):
+        return features.loop.copy_gb_s
+    share = features.loop.share["copy"]
+    return features.card.pcie_rx_gb_s / share if features.card and share > 0 else math.nan
+
+
+def _copy_cause(features: Features, rate: float) -> str:
+    if not known(rate):
+        return ""
+    return "not overlapped" if rate >= at("pinned_rate") * _bus_gb_s(features) else "pageable"
+
+
+def _copy_loss(features: Features, rate: float) -> float:
+    """Pinned and on a stream of its own a copy hides behind compute, as far as the bus is fast enough."""
+    share = features.loop.share["copy"]
+    pinned = share * min(rate / _bus_gb_s(features), 1.0) if known(rate) else share / 2
+    beside = 1.0 - share
+    return max(share - max(pinned - beside, 0.0), 0.0)
+
+
+def _bus(features: Features) -> tuple[str, ...]:
+    card = features.card
+    if card is None or not known(card.util):
+        return ()
+    rx = f", {card.pcie_rx_gb_s:.1f} GB/s into the card" if known(card.pcie_rx_gb_s) else ""
+    sm = f", SM activity {card.sm:.0f}%" if known(card.sm) else ""
+    pinned = f"the bus gives {_bus_gb_s(features):.0f} GB/s to pinned memory"
+    return (f"GPU utilisation {card.util:.0f}%{sm}{rx}; {pinned}",)
+
+
+def _copy_by_the_bus(features: Features) -> Finding | Abstention:
+    """Nobody timed the copies: much traffic into a card that is half idle."""
+    kind, card = "h2d_copy", features.card
+    missing = ("the time of copies",)
+    if card is None or not above(card.pcie_rx_gb_s, at("copy_rx_gb_s")) or not below(card.sm, 60):
+        return Abstention(kind=kind, why="copies were not timed", missing=missing)
+    of_bus = card.pcie_rx_gb_s / _bus_gb_s(features)
+    cause = "pageable" if of_bus < 0.25 else "not overlapped" if of_bus > 0.4 else ""
+    return priced(
+        features,
+        kind,
+        cause=cause,
+        share=min(of_bus, 1 - card.sm / 100),
+        confidence=0.5,
+        summary=f"{card.pcie_rx_gb_s:.1f} GB/s flow into the GPU while its units are half idle",
+        evidence=_bus(features),
+        remedy=remedies.copy(cause),
+        missing=missing,
+    )
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def precision(features: Features) -> Finding | Abstention:
+    """Matrices multiplied in fp32: the card is busy and its tensor cores are not."""
+    kind, card = "precision", features.card
+    if card is None:
+        return Abstention(kind=kind, why="no GPU readings", missing=("the GPU",))
+    if known(card.fp32) and known(card.tensor) and above(card.sm, 10):
+        if card.fp32 < at("fp32_of_sm") * card.sm or card.tensor > at("tensor_of_sm") * card.sm:
+            why = f"tensor cores {card.tensor:.0f}%, fp32 units {card.fp32:.0f}% active"
+            return Abstention(kind=kind, why=why)
+        return _precision(features, card, 0.95, ())
+    if _as_quick_as_fp32(features, card) and above(card.working_util, 95) and above(card.power, at("hot")):
+        return _precision(features, card, 0.6, ("activity of fp32 units and tensor cores (GPM or DCGM)",))
+    missing = () if known(features.loop.tflops) else ("activity of the tensor cores, or FLOPs",)
+    return Abstention(kind=kind, why="nothing says that fp32 units do the work", missing=missing)
+
+
+def _as_quick_as_fp32(features: Features, card: Card) -> bool:
+    """Without counters: as many FLOPs as fp32 units reach, and not because memory holds them up."""
+    if card.peaks is None or above(card.memory_busy, at("memory_busy")):
+        return False
+    of_fp32 = features.loop.tflops / card.peaks.fp32
+    return at("fp32_low") <= of_fp32 <= at("fp32_high")
+
+
+def _precision(features: Features, card: Card, confidence: float, missing: tuple[str, ...]) -> Finding:
+    """tf32 is as many times quicker as its peak is higher; a training step gains half of that."""
+    computing = features.loop.share["compute"] if features.loop.steps else card.util / 100
+    gain = max(0.5 * card.peaks.tf32 / card.peaks.fp32, 1.5) if card.peaks else 2.0
+    said = [f"GPU utilisation {card.util:.0f}%"]
+    if known(card.fp32):
+        said.append(f"fp32 units {card.fp32:.0f}% active, tensor cores {card.tensor:.0f}%")
+    if known(features.loop.tflops) and card.peaks:
+        mfu = percent(features.loop.tflops / card.peaks.bf16)
+        said.append(f"{features.loop.tflops:.0f} TFLOP/s, {mfu} of the bf16 peak")
+    return priced(
+        features,
+        "precision",
+        share=computing * (1 - 1 / gain),
+        confidence=confidence,
+        summary="matrices are multiplied in fp32: the GPU is busy and its tensor cores are idle",
+        evidence=tuple(said),
+        remedy=remedies.PRECISION,
+        missing=missing,
+    )
+
+
+def launch_bound(features: Features) -> Finding | Abstention:
+    """Kernels too small to fill the card: launching them takes longer than running them."""
+    kind, card = "launch_bound", features.card
+    if card is None or not known(card.util):
+        return Abstention(kind=kind, why="no GPU readings", missing=("the GPU",))
+    if not features.loop.steps or _computing(features) < 0.1:
+        return Abstention(kind=kind, why="the loop does not spend its time computing")
+    if not _tiny(features, card):
+        why = f"SM activity {card.sm:.0f}% at {card.util:.0f}% utilisation"
+        return Abstention(kind=kind, why=why, missing=() if known(card.sm) else ("SM activity",))
+    filled = card.working_sm / 100 if known(card.sm) else card.power
+    share = _computing(features) * (1 - max(filled, 0.1))
+    return priced(
+        features,
+        kind,
+        share=share,
+        confidence=0.92 if known(card.sm) else 0.6,
+        # Nobody makes such a loop as quick as its arithmetic: graphs and fusion give three times at best.
+        speedup=min(1 / (1 - share), 3.0),
+        summary="kernels are too small to fill the GPU: the loop waits for launches, not for arithmetic",
+        evidence=(_activity(card), *_one_core(features)),
+        remedy=remedies.LAUNCH_BOUND,
+        missing=() if known(card.sm) else ("SM activity (GPM or DCGM)",),
+    )
+
+
+def _tiny(features: Features, card: Card) -> bool:
+    if known(card.sm):
+        return card.working_sm < at("tiny_sm") and card.sm < at("tiny_of_util") * card.util
+    slow = not known(features.loop.tflops) or (card.peaks and features.loop.tflops < 0.05 * card.peaks.bf16)
+    return bool(slow) and below(card.power, at("spin_power")) and card.working_util < 95
+
+
+def host_sync(features: Features) -> Finding | Abstention:
+    """Good kernels with holes between them: the host waits for the card, then the card for the host."""
+    kind, card = "host_sync", features.card
+    if card is None or not known(card.util):
+        return Abstention(kind=kind, why="no GPU readings", missing=("the GPU",))
+    gaps = _computing(features) * (1 - card.working_util / 100)
+    unsure = not features.loop.steps or "data" in features.loop.unseen
+    full = card.working_util >= at("gaps_util") or gaps < max(at("gaps_share"), 2 * card.util_error / 100)
+    if unsure or full or isinstance(launch_bound(features), Finding):
+        return Abstention(kind=kind, why=f"utilisation {card.working_util:.0f}% while the loop computes")
+    synced = features.loop.share["sync"]
+    waits = (f"{percent(synced)} of the time in .item(), .cpu() or synchronize()",) if synced else ()
+    return priced(
+        features,
+        kind,
+        share=gaps,
+        confidence=0.9 if synced > 0.05 else 0.65,
+        summary=f"the GPU idles {percent(gaps)} of the time between kernels: host and GPU wait in turns",
+        evidence=(_activity(card), *waits),
+        remedy=remedies.HOST_SYNC,
+        missing=() if synced else ("where the host waits: stoker watch names the lines",),
+    )
+
+
+def _computing(features: Features) -> float:
+    share = features.loop.share
+    hidden = share["unattributed"] if "compute" in features.loop.unseen else 0.0
+    return share["compute"] + share["sync"] + share["collective"] + hidden
+
+
+def _activity(card: Card) -> str:
+    said = [f"GPU utilisation {card.util:.0f}%"]
+    if known(card.sm):
+        said.append(f"SM activity {card.sm:.1f}%")
+    if known(card.tensor):
+        said.append(f"tensor cores {card.tensor:.1f}%")
+    if known(card.power):
+        said.append(f"power {percent(card.power)} of its limit")
+    return ", ".join(said)
+
+
+def _one_core(features: Features) -> tuple[str, ...]:
+    host = features.host
+    return (f"{host.busy:.1f} cores busy: one launches kernels",) if host and 0.8 <= host.busy <= 1.6 else ()

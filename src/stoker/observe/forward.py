@@ -1,0 +1,144 @@
+"""Forward passes: which modules the optimizer trains from the top, and the time of calls to them.
+
+Global module hooks would put every call of every small module on torch's slow path, and hooks on an instance
+travel with it when it is pickled. So the outermost modules are looked up once, after the first optimizer
+step, and the `__call__` of their classes is replaced; calls below them cost one comparison.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from stoker.observe.switch import Switch, timed
+
+if TYPE_CHECKING:
+    from stoker.observe.probe import Probe
+
+_PATIENCE = 3  # steps after which a root that was never called is looked through to its children
+
+
+class Roots:
+    """The modules at the top of what is trained."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._switch = Switch(probe, "forward")
+        self._roots: list[Any] = []  # weak references to modules
+        self._optimizers: set[int] = set()
+        self._fetched: Any = _nothing  # a weak reference to the iterator of the last batch
+        self._training = weakref.WeakSet[Any]()  # iterators of whose batches a gradient was taken
+        self._called = False
+        self._steps_until_children = _PATIENCE
+
+    def evaluating(self, iterator: Any) -> bool:
+        """Is a batch asked for now one to evaluate on? Gradients are off, or the model is in that mode and
+        the iterator is not one that trains: some fetch a training batch before they leave the mode."""
+        if self._fetched() is not iterator:
+            self._fetched = weakref.ref(iterator)
+        if not sys.modules["torch"].is_grad_enabled():
+            return True
+        root = self._roots[0]() if self._roots else None
+        return root is not None and not root.training and iterator not in self._training
+
+    def trains(self) -> None:
+        """A gradient is taken: the last batch was one to train on, whatever mode the model is in."""
+        iterator = self._fetched()
+        if iterator is not None and iterator not in self._training:
+            self._training.add(iterator)
+        if self._probe.evaluating:
+            self._probe.forget_evaluation()
+
+    def stepped(self, optimizer: Any) -> None:
+        """After each optimizer step: look up the modules of one not seen before."""
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.add(id(optimizer))
+            self._look_up(optimizer)
+        elif self._steps_until_children:
+            self._steps_until_children -= 1
+            if self._called:
+                self._steps_until_children = 0
+            elif not self._steps_until_children:
+                self._watch_children()
+
+    def _look_up(self, optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._probe.tell(params=self._probe.meta.get("params", 0) + sum(p.numel() for p in parameters))
+        self._tell_card()
+        for module in roots_of({id(parameter) for parameter in parameters}):
+            if all(known() is not module for known in self._roots):
+                self._roots.append(weakref.ref(module))
+                self._watch(type(module), "__call__")
+                if callable(getattr(type(module), "training_step", None)):  # Lightning calls it, not forward
+                    self._watch(type(module), "training_step")
+
+    def _watch_children(self) -> None:
+        for root in filter(None, (reference() for reference in self._roots)):
+            for child in root.children():
+                self._watch(type(child), "__call__")
+
+    def _watch(self, kind: type, name: str) -> None:
+        """Replace a method on the class, where it is not compiled and not already ours."""
+        found = getattr(kind, name)
+        if hasattr(found, "_stoker"):
+            return
+        if name in vars(kind):
+            original = found
+        else:  # looked up at each call: torch.fx replaces Module.__call__ while it traces
+
+            def original(module: Any, *args: Any, **kwargs: Any) -> Any:
+                return getattr(super(kind, module), name)(*args, **kwargs)
+
+        spanned = timed(self._probe, self._switch, "forward", original, begin=self._begin)
+        is_compiling = _is_compiling()
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(module, *args, **kwargs)
+            return spanned(module, *args, **kwargs)
+
+        call.__name__, call.__doc__ = name, found.__doc__
+        call.__wrapped__ = found  # type: ignore[attr-defined]  # so that its signature is still seen
+        call._stoker = True  # type: ignore[attr-defined]
+        setattr(kind, name, call)
+
+    def _begin(self, kind: str) -> float:
+        self._called = True
+        return self._probe.begin(kind)
+
+    def _tell_card(self) -> None:
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            self._probe.tell(gpu=physical_card(torch.cuda.current_device()))
+
+
+def _nothing() -> None:
+    """A weak reference to nothing."""
+
+
+def roots_of(parameters: set[int]) -> list[Any]:
+    """Modules that hold these parameters and are no part of another module."""
+    base = sys.modules["torch"].nn.Module
+    # By type, not isinstance: that asks proxies for their class, and some answer by importing things.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), base) and "_modules" in vars(one)]
+    children = {id(child) for module in modules for child in module._modules.values()}
+    tops = [module for module in modules if id(module) not in children]
+    return [top for top in tops if any(id(parameter) in parameters for parameter in top.parameters())]
+
+
+def physical_card(index: int) -> int | None:
+    """The card's number on its machine: CUDA_VISIBLE_DEVICES renumbers them."""
+    import os
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if not names:
+        return index
+    return int(names[index]) if index < len(names) and names[index].isdigit() else None
+
+
+def _is_compiling() -> Any:
+    compiler = getattr(sys.modules["torch"], "compiler", None)
+    return getattr(compiler, "is_compiling", lambda: False)

@@ -1,0 +1,114 @@
+"""Getting boot.py into what `stoker watch` starts: by the environment, or where that is ignored a `.pth`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import stoker
+from stoker.observe import boot
+
+_SITECUSTOMIZE = """\
+# Written by `stoker watch`; removed when it ends.
+try:
+    import importlib.util as _util
+    _spec = _util.spec_from_file_location("_stoker_boot", {boot!r})
+    _boot = _util.module_from_spec(_spec)
+    _spec.loader.exec_module(_boot)
+    _boot.arm({package!r})
+except Exception:
+    pass
+try:
+    _boot.chain({folder!r})
+except NameError:
+    pass
+"""
+
+# Inert without the variable, so that other programs of the same environment see nothing of it. A .pth file
+# runs single lines only.
+_PTH = """\
+if os.environ.get({variable!r}) and os.path.exists({boot!r}):
+    space = dict(__name__="_stoker_boot", __file__={boot!r})
+    exec(compile(open({boot!r}, encoding="utf-8").read(), {boot!r}, "exec"), space)
+    space["arm"]({package!r})
+"""
+
+# How many collectives the flight recorder keeps: enough to see who is absent from which.
+_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
+
+
+@contextmanager
+def injected(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment in which the command's Python processes attach to the run folder."""
+    place = folder.absolute() / ".attach"
+    place.mkdir(parents=True, exist_ok=True)
+    text = _SITECUSTOMIZE.format(boot=boot.__file__, package=_package(), folder=str(place))
+    (place / "sitecustomize.py").write_text(text, "utf-8")
+    paths = [str(place), *filter(None, [environ.get("PYTHONPATH")])]
+    pth = _write_pth(command) if is_isolated(command) else None
+    try:
+        yield {
+            **_RECORDER,
+            **environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            boot.VARIABLE: str(folder.absolute()),
+        }
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if pth is not None:
+            with suppress(OSError):
+                pth.unlink()
+
+
+def is_isolated(command: Sequence[str]) -> bool:
+    """Does this Python command ignore PYTHONPATH (-I, -E)?"""
+    if not Path(command[0]).name.startswith(("python", "pypy")):
+        return False
+    for word in command[1:]:
+        if not word.startswith("-") or word in ("-", "-c", "-m"):
+            return False
+        if not word.startswith("--") and set(word) & {"I", "E"}:
+            return True
+    return False
+
+
+def not_attachable(command: Sequence[str]) -> str:
+    """Why a command cannot be attached to, or nothing."""
+    if is_isolated(command) and not os.access(_site_folder(command[0]), os.W_OK):
+        return f"python -I ignores the environment, and {_site_folder(command[0])} is not writable for a .pth"
+    return ""
+
+
+def _write_pth(command: Sequence[str]) -> Path | None:
+    folder = _site_folder(command[0])
+    _remove_stale(folder)
+    path = folder / f"stoker-watch-{os.getpid()}.pth"
+    try:
+        code = _PTH.format(variable=boot.VARIABLE, boot=boot.__file__, package=_package())
+        path.write_text(f"import os; exec({code!r})\n", "utf-8")
+    except OSError:
+        return None
+    return path
+
+
+def _remove_stale(folder: Path) -> None:
+    """Those of watchers that were killed."""
+    for path in folder.glob("stoker-watch-*.pth"):
+        pid = path.stem.rpartition("-")[2]
+        if not Path("/proc", pid).exists():
+            with suppress(OSError):
+                path.unlink()
+
+
+def _site_folder(python: str) -> Path:
+    asked = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    done = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, timeout=30)
+    return Path(done.stdout.strip() or "/nonexistent")
+
+
+def _package() -> str:
+    return str(Path(stoker.__file__).parent)

@@ -1,0 +1,98 @@
+"""The verdict card: what a run ends with on a terminal, the same words without colour in a pipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from stoker.diagnose.timeline import STATES
+from stoker.findings import Finding
+from stoker.report.phrases import kind_of, pace_of, price_of, sentence
+from stoker.report.summary import Summary
+from stoker.report.units import percent, seconds, words
+
+COLOURS = {
+    "compute": "blue",
+    "data": "red",
+    "copy": "yellow",
+    "collective": "magenta",
+    "checkpoint": "bright_yellow",
+    "evaluation": "green",
+    "startup": "cyan",
+    "sync": "bright_red",
+    "stalled": "bright_white",
+    "unattributed": "bright_black",
+}
+_BAR = 36  # characters of a whole bar
+
+
+def print_card(summary: Summary, console: Console) -> None:
+    """Print the verdict with its price, its proof and what to change."""
+    finding = summary.verdict
+    if finding is None:
+        console.print(Text("Nothing to say: too little was seen of this run", style="bold"))
+    else:
+        _heading(console, summary, finding)
+    _states(console, summary)
+    if finding is not None:
+        _listed(console, "what to change", finding.remedy)
+        _listed(console, "evidence", finding.evidence)
+        _listed(console, "not seen", (*finding.missing, *summary.missing))
+    _listed(
+        console,
+        "also",
+        [f"{kind_of(one)}: {one.summary}\n  {price_of(summary, one)}" for one in summary.findings[1:]],
+    )
+
+
+def card_text(summary: Summary, *, width: int = 100) -> str:
+    """The verdict card as plain text."""
+    buffer = StringIO()
+    print_card(summary, Console(file=buffer, width=width, no_color=True, force_terminal=False))
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+
+
+def show_card(summary: Summary, file: TextIO) -> None:
+    """The verdict card, coloured on a terminal, plain elsewhere."""
+    if file.isatty():
+        print_card(summary, Console(file=file, width=os.get_terminal_size(file.fileno()).columns))
+    else:
+        print(card_text(summary), end="", file=file, flush=True)
+
+
+def _heading(console: Console, summary: Summary, finding: Finding) -> None:
+    healthy = finding.kind == "healthy"
+    console.print(Text(kind_of(finding), style="bold green" if healthy else "bold red"))
+    console.print(Text(sentence(finding.summary), style="bold"))
+    console.print(Text(pace_of(summary) if healthy else price_of(summary, finding)))
+
+
+def _states(console: Console, summary: Summary) -> None:
+    console.print()
+    for line in _state_lines(summary.state_s):
+        console.print(Padding(line, (0, 0, 0, 2)))
+
+
+def _state_lines(state_s: Sequence[float]) -> Iterator[Text]:
+    """Name, share, seconds and a bar for each state that took time."""
+    total = sum(state_s) or 1.0
+    for state, value in zip(STATES, state_s, strict=True):
+        if value / total > 0.0005:
+            bar = "█" * max(1, round(value / total * _BAR))
+            numbers = f"{words(state):13}{percent(value / total):>6}  {seconds(value):>12}  "
+            yield Text.assemble(numbers, (bar, COLOURS[state]))
+
+
+def _listed(console: Console, title: str, items: Sequence[str]) -> None:
+    if not items:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for item in items:
+        console.print(Padding(Text(f"- {item}"), (0, 0, 0, 2)))

@@ -1,0 +1,129 @@
+"""Reading the files of a run folder into columns, also while they are being written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.recording import KINDS, Event, Floats, Samples, Spans, Steps
+from stoker.spans import FIRST, HEAD, HEAD_BYTES, MAGIC
+
+_RECORD = np.dtype(
+    [
+        ("start", "<f8"), ("end", "<f8"), ("step", "<i8"), ("bytes", "<i8"),
+        ("what", "<u2"), ("thread", "<u2"), ("number", "<u4"),
+    ]
+)  # fmt: skip
+
+# What the stages call their spans, by the kind of time it is; a name in neither list is no time of the loop.
+_KIND_OF = {**{kind: kind for kind in KINDS}, "load.wait": "data", "load.copy": "h2d"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ring:
+    """The records of one ring in the order they were written; `lost` is how many older ones it dropped."""
+
+    names: tuple[str, ...]
+    records: NDArray[Any]
+    lost: int
+
+
+def read_ring(path: Path) -> Ring:
+    """A ring as it stands; an empty one of a file that is not there or not yet begun."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        data = b""
+    if len(data) < FIRST or not data.startswith(MAGIC):
+        return Ring(names=(), records=np.empty(0, _RECORD), lost=0)
+    _, _, capacity, _, _, named = HEAD.unpack_from(data)
+    names = tuple(data[HEAD_BYTES : HEAD_BYTES + named].decode(errors="replace").split("\n")[:-1])
+    count = min(capacity, (len(data) - FIRST) // _RECORD.itemsize)
+    records = np.frombuffer(data, _RECORD, count, FIRST)
+    records = records[(records["number"] > 0) & (records["what"] < len(names))]
+    records = records[np.argsort(records["number"], kind="stable")]
+    return Ring(names=names, records=records, lost=int(records["number"][0]) - 1 if len(records) else 0)
+
+
+def loop_thread(steps: Ring) -> int:
+    """The thread that stepped the optimizer last; the first one where none did."""
+    return int(steps.records["thread"][-1]) if len(steps.records) else 0
+
+
+def as_spans(ring: Ring, *, thread: int, shift_s: float) -> Spans:
+    """The spans of one thread whose kind is known, by start."""
+    kinds = np.array([KINDS.index(_KIND_OF[n]) if n in _KIND_OF else 255 for n in ring.names] or [255])
+    kind = kinds[ring.records["what"]]
+    mine = (ring.records["thread"] == thread) & (kind != 255)
+    found, kind = ring.records[mine], kind[mine]
+    order = np.lexsort((-found["end"], found["start"]))
+    found, kind = found[order], kind[order]
+    return Spans(
+        kind=kind.astype(np.uint8),
+        start=found["start"] + shift_s,
+        end=found["end"] + shift_s,
+        step=found["step"].astype(np.int64),
+        bytes=found["bytes"].astype(np.int64),
+    )
+
+
+def as_steps(ring: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
+    """Finished steps; the bytes of a step's record are its tokens, -1 where unknown."""
+    found = ring.records
+    tokens = np.where(found["bytes"] >= 0, found["bytes"].astype(float), np.nan)
+    return Steps(
+        number=found["step"].astype(np.int64),
+        start=found["start"] + shift_s,
+        end=found["end"] + shift_s,
+        tokens=tokens,
+        flops=tokens * flops_per_token,
+    )
+
+
+def read_rows(path: Path, *, shift_s: float) -> Samples:
+    """Every part of a file of samples; a torn last row is left out."""
+    parts = [_read_part(part) for part in (path, *_later_parts(path)) if part.exists()]
+    t = np.concatenate([part[0] for part in parts]) if parts else np.empty(0)
+    names = dict.fromkeys(name for _, columns in parts for name in columns)
+    columns = {name: _joined(parts, name) for name in names}
+    known = {name: column for name, column in columns.items() if not np.isnan(column).all()}
+    return Samples(t=t + shift_s, columns=known)
+
+
+def read_events(path: Path, *, shift_s: float) -> tuple[Event, ...]:
+    """Every whole line."""
+    try:
+        lines = path.read_text("utf-8", "replace").split("\n")[:-1]
+    except OSError:
+        return ()
+    found = [json.loads(line) for line in lines]
+    return tuple(
+        Event(t=one["t"] + shift_s, what=one["what"], text=one["text"], facts=one["facts"]) for one in found
+    )
+
+
+def _later_parts(path: Path) -> list[Path]:
+    parts = path.parent.glob(f"{path.stem}.*.rows")
+    numbered = [part for part in parts if part.name.split(".")[-2].isdigit()]
+    return sorted(numbered, key=lambda part: int(part.name.split(".")[-2]))
+
+
+def _read_part(path: Path) -> tuple[Floats, dict[str, Floats]]:
+    head, _, data = path.read_bytes().partition(b"\n")
+    try:
+        names = json.loads(head)["columns"]
+    except ValueError:  # its first line is still being written
+        return np.empty(0), {}
+    row = np.dtype([("t", "<f8"), ("readings", "<f4", (len(names),))])
+    rows = np.frombuffer(data, row, len(data) // row.itemsize)
+    readings = rows["readings"].astype(np.float64)
+    return rows["t"].copy(), {name: readings[:, index] for index, name in enumerate(names)}
+
+
+def _joined(parts: list[tuple[Floats, dict[str, Floats]]], name: str) -> Floats:
+    return np.concatenate([columns.get(name, np.full(len(t), np.nan)) for t, columns in parts])

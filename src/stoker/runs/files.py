@@ -1,0 +1,108 @@
+"""Writing a run folder: names, metas, sample rows, events. Standard library only; each file one writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """This machine's clock: which boot, and what to add to its monotonic time for the time of day."""
+
+    boot: str
+    offset_s: float
+
+    @classmethod
+    def here(cls) -> Clock:
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            boot = node_name()
+        return cls(boot=boot, offset_s=time.time() - time.monotonic())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"boot": self.boot, "offset_s": self.offset_s}
+
+
+def node_name() -> str:
+    """The host's name, safe in a file name."""
+    return re.sub(r"[^A-Za-z0-9.]", "_", os.uname().nodename) or "node"
+
+
+def process_key(node: str, pid: int) -> str:
+    return f"{node}-{pid}"
+
+
+def write_meta(path: Path, facts: Mapping[str, Any]) -> None:
+    """Whole or not at all; not synced: a run folder outlives processes, not power cuts."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(facts), "utf-8")
+    os.replace(temporary, path)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The facts of a meta file; none of one that is not there or torn."""
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+class Events:
+    """Appends events, one JSON object a line; the file is made with the first one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def say(self, what: str, text: str, **facts: Any) -> None:
+        line = json.dumps({"t": time.monotonic(), "what": what, "text": text, "facts": facts}) + "\n"
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+
+class Rows:
+    """Samples of one thing: a line of JSON that names the columns, then rows of a double and floats.
+
+    A column not seen before begins another part: `host-a.rows`, `host-a.1.rows`, …
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns: tuple[str, ...] = ()
+        self._row = struct.Struct("<d")
+        self._handle = -1
+        self._part = 0
+
+    def add(self, t: float, readings: Mapping[str, float]) -> None:
+        if not all(name in self._columns for name in readings):
+            self._begin(tuple(dict.fromkeys((*self._columns, *readings))))
+        values = [readings.get(name, _NAN) for name in self._columns]
+        os.write(self._handle, self._row.pack(t, *values))
+
+    def close(self) -> None:
+        """Safe twice."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def _begin(self, columns: tuple[str, ...]) -> None:
+        self.close()
+        path = self._path if not self._part else self._path.with_suffix(f".{self._part}.rows")
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(self._handle, json.dumps({"columns": columns}).encode() + b"\n")
+        self._columns, self._row = columns, struct.Struct(f"<d{len(columns)}f")
+        self._part += 1

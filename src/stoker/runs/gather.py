@@ -1,0 +1,243 @@
+"""A run folder as one recording: every process and node, on the clock of the first watcher."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import BadInputError
+from stoker.recording import KINDS, GpuRecord, HostRecord, RankRecord, Recording, Samples, Spans, Steps
+from stoker.runs.clocks import skews
+from stoker.runs.columns import as_spans, as_steps, loop_thread, read_events, read_ring, read_rows
+from stoker.runs.files import Clock, read_meta
+
+FLOPS = "6 × params × tokens, an estimate"
+_STARTUP = KINDS.index("startup")
+Meta = dict[str, Any]  # the JSON of a meta file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Process:
+    """A training process as read, and what its ring had to drop."""
+
+    meta: Meta
+    record: RankRecord
+    lost: int
+
+
+def gather(folder: Path) -> Recording:
+    """Read everything; what is not there yet is simply absent."""
+    watchers = _metas(folder, "node")
+    metas = _metas(folder, "proc")
+    if not watchers and not metas:
+        raise BadInputError(f"{folder} holds no run", hint="give the folder that `stoker watch` named")
+    began = min(meta["began"] for meta in watchers or metas)
+    processes = _aligned([_process(folder, meta, began) for meta in metas])
+    ranks = _ranks(processes)
+    hosts, gpus = _machines(folder, watchers, began)
+    wall_s = _wall_s(watchers, ranks, began)
+    whole = Recording(
+        title=watchers[0]["title"] if watchers else folder.name,
+        wall_s=wall_s,
+        ended=_ended(watchers),
+        ranks=ranks,
+        gpus=gpus,
+        hosts=hosts,
+        facts={"started": began, **_facts(watchers, processes)},
+    )
+    return _from_where_rings_begin(whole) if any(one.lost for one in processes) else whole
+
+
+def _metas(folder: Path, kind: str) -> list[Meta]:
+    found = [read_meta(path) for path in sorted(folder.glob(f"{kind}-*.json"))]
+    return sorted((meta for meta in found if meta), key=lambda meta: float(meta["began"]))
+
+
+def _shift_s(meta: Meta, began: float) -> float:
+    """What to add to this writer's monotonic times for seconds since the run began."""
+    return float(meta["clock"]["offset_s"]) - began
+
+
+def _process(folder: Path, meta: Meta, began: float) -> _Process:
+    key, shift_s = meta["key"], _shift_s(meta, began)
+    spans, steps = read_ring(folder / f"spans-{key}.ring"), read_ring(folder / f"steps-{key}.ring")
+    record = RankRecord(
+        rank=meta["rank"],
+        node=meta["node"],
+        gpu=meta.get("gpu"),
+        spans=as_spans(spans, thread=loop_thread(steps), shift_s=shift_s),
+        steps=as_steps(steps, flops_per_token=6.0 * (meta.get("params") or np.nan), shift_s=shift_s),
+        memory=read_rows(folder / f"memory-{key}.rows", shift_s=shift_s),
+        events=read_events(folder / f"events-{key}.jsonl", shift_s=shift_s),
+    )
+    return _Process(meta=meta, record=record, lost=spans.lost)
+
+
+def _aligned(processes: list[_Process]) -> list[_Process]:
+    """Clock skew between machines removed; processes of one boot share a clock."""
+    late_s = skews([(one.meta["clock"]["boot"], one.record.spans) for one in processes])
+    return [
+        replace(one, record=_moved(one.record, -late_s.get(one.meta["clock"]["boot"], 0.0)))
+        for one in processes
+    ]
+
+
+def _ranks(processes: Sequence[_Process]) -> tuple[RankRecord, ...]:
+    """One record a rank: of its processes those that trained, one after another where it was restarted."""
+    by_rank: dict[int, list[RankRecord]] = {}
+    for one in processes:
+        by_rank.setdefault(one.record.rank, []).append(one.record)
+    return tuple(_one_rank(records) for _, records in sorted(by_rank.items()))
+
+
+def _one_rank(records: list[RankRecord]) -> RankRecord:
+    trained = [one for one in records if len(one.steps.end)] or records
+    trained.sort(key=lambda one: one.spans.start[0] if len(one.spans.start) else np.inf)
+    spans = _joined(Spans, [one.spans for one in trained])
+    if len(spans.start) and spans.kind[0] == _STARTUP:
+        spans.start[0] = 0.0  # until the process began, its launcher was starting it
+    events = sorted((event for one in records for event in one.events), key=lambda event: event.t)
+    return replace(
+        trained[-1],
+        spans=spans,
+        steps=_joined(Steps, [one.steps for one in trained]),
+        memory=trained[-1].memory,
+        events=tuple(events),
+    )
+
+
+def _joined(kind: Any, parts: Sequence[Any]) -> Any:  # Spans or Steps: columns of equal length
+    names = kind.__dataclass_fields__
+    return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def _moved(record: RankRecord, by_s: float) -> RankRecord:
+    if not by_s:
+        return record
+    spans, steps, memory = record.spans, record.steps, record.memory
+    return replace(
+        record,
+        spans=replace(spans, start=spans.start + by_s, end=spans.end + by_s),
+        steps=replace(steps, start=steps.start + by_s, end=steps.end + by_s),
+        memory=replace(memory, t=memory.t + by_s),
+        events=tuple(replace(event, t=event.t + by_s) for event in record.events),
+    )
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+def _machines(
+    folder: Path, watchers: Sequence[Meta], began: float
+) -> tuple[tuple[HostRecord, ...], tuple[GpuRecord, ...]]:
+    """One host a node, whose samples one of its watchers took, and the cards that one saw."""
+    hosts, gpus = [], []
+    for meta in watchers:
+        if meta.get("samples"):
+            hosts.append(_host(folder, meta, began))
+            gpus += [_gpu(folder, meta, card, began) for card in meta.get("gpus", ())]
+    return tuple(hosts), tuple(gpus)
+
+
+def _host(folder: Path, meta: Meta, began: float) -> HostRecord:
+    quota = meta.get("quota_cores")
+    return HostRecord(
+        node=meta["node"],
+        cpus=meta["cpus"],
+        quota_cores=float("inf") if quota is None else quota,
+        samples=read_rows(folder / f"host-{meta['node']}.rows", shift_s=_shift_s(meta, began)),
+    )
+
+
+def _gpu(folder: Path, meta: Meta, card: Meta, began: float) -> GpuRecord:
+    path = folder / f"gpu-{meta['node']}-{card['index']}.rows"
+    return GpuRecord(
+        node=meta["node"],
+        index=card["index"],
+        name=card["name"],
+        power_limit_w=card["power_limit_w"] or float("nan"),
+        memory_bytes=card["memory_bytes"] or 0,
+        samples=read_rows(path, shift_s=_shift_s(meta, began)),
+    )
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def _wall_s(watchers: Sequence[Meta], ranks: Iterable[RankRecord], began: float) -> float:
+    """Until the last watcher ended; of one that still runs, until now; of a lost one, until the last span."""
+    ends = [meta["ended_at"] - began for meta in watchers if meta.get("ended_at")]
+    if any(_runs(meta) for meta in watchers):
+        ends.append(time.time() - began)
+    if len(ends) < len(watchers) or not watchers:
+        ends += [float(one.spans.end.max()) for one in ranks if len(one.spans.end)]
+    return max(ends, default=0.0)
+
+
+def _ended(watchers: Sequence[Meta]) -> str:
+    """The worst end of all watchers."""
+    ends = [meta.get("ended") or ("running" if _runs(meta) else "lost") for meta in watchers]
+    bad = [end for end in ends if end not in ("exit 0", "running")]
+    return (bad or sorted(ends, reverse=True) or [""])[0]
+
+
+def _runs(meta: Meta) -> bool:
+    """Does this watcher still run? Only its own machine can know; another one believes it."""
+    if meta.get("ended"):
+        return False
+    return meta["clock"]["boot"] != Clock.here().boot or os.path.exists(f"/proc/{meta['pid']}")
+
+
+def _facts(watchers: Sequence[Meta], processes: Sequence[_Process]) -> Meta:
+    facts: Meta = {}
+    for meta in watchers[:1]:
+        facts |= {name: meta[name] for name in ("argv", "hz") if name in meta}
+    trained = [one.meta for one in processes if len(one.record.steps.end)] or [p.meta for p in processes]
+    for meta in trained[:1]:
+        names = ("torch", "python", "loader", "params", "nccl_env", "world", "what_if")
+        facts |= {name: meta[name] for name in names if meta.get(name)}
+    if facts.get("params"):
+        facts["flops"] = FLOPS
+    missing = [line for meta in (*watchers, *trained) for line in meta.get("missing", ())]
+    if watchers and not processes:
+        missing.append("no training process attached: only the machine was observed")
+    return {**facts, "missing": list(dict.fromkeys(missing))}
+
+
+def _from_where_rings_begin(whole: Recording) -> Recording:
+    """A ring that came round knows only the end of the run: the recording then begins where all do."""
+    began = max(float(one.spans.start.min()) for one in whole.ranks if len(one.spans.start))
+    ranks = tuple(_moved(_since(one, began), -began) for one in whole.ranks)
+    return replace(
+        whole,
+        wall_s=whole.wall_s - began,
+        ranks=ranks,
+        gpus=tuple(replace(one, samples=_cut(one.samples, began)) for one in whole.gpus),
+        hosts=tuple(replace(one, samples=_cut(one.samples, began)) for one in whole.hosts),
+        facts={**whole.facts, "dropped_s": began},
+    )
+
+
+def _since(record: RankRecord, began: float) -> RankRecord:
+    keep_spans, keep_steps = record.spans.start >= began, record.steps.start >= began
+    return replace(
+        record,
+        spans=_kept(record.spans, keep_spans),
+        steps=_kept(record.steps, keep_steps),
+        events=tuple(event for event in record.events if event.t >= began),
+    )
+
+
+def _kept(table: Any, keep: Any) -> Any:  # Spans or Steps, and a mask
+    return replace(table, **{name: getattr(table, name)[keep] for name in table.__dataclass_fields__})
+
+
+def _cut(samples: Samples, began: float) -> Samples:
+    keep = samples.t >= began
+    return Samples(t=samples.t[keep] - began, columns={n: c[keep] for n, c in samples.columns.items()})

@@ -6,7 +6,7 @@ network.
 Method: rclone serves a dataset with --bwlimit, one bucket of bytes for everybody; a node is a process that
 reads from it (plainly, or through stoker's cache), waits for the others and computes (sleeps). The same
 numbers go into the simulation. Times are those the server's limit enforces, so a busy machine changes
-little; every scene runs three times and its median counts.
+little; every scene runs several times and its median counts.
 Command: python benchmarks/plan_model.py [--rounds 3]
 Writes benchmarks/results/plan_model.json, and the plots of docs/concepts/simulation.md; among them a
 simulation of 10,000 nodes, with the seconds it took.

@@ -34,6 +34,7 @@ format: $(VENV)/.dev  ## rewrite the code in the project's format
 bench: $(VENV)/.bench  ## measure stoker beside its peers; writes benchmarks/results/
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/stage.py
+	$(BIN)/python benchmarks/plan_model.py
 
 .PHONY: debian
 debian:  # servers that integration tests start; without root the tests that need them say so and skip

@@ -91,6 +91,23 @@ def gpu() -> str:
     return "\n".join(rows) + "\n"
 
 
+def plan_model() -> str:
+    """Scenes before a throttled store: seconds and idle share, measured and simulated."""
+    report = json.loads((RESULTS / "plan_model.json").read_text())
+    rows = [
+        f"| a store of {report['store_bytes_s'] / 1e6:.0f} MB/s | seconds, measured | simulated | "
+        "idle, measured | simulated |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in report["scenes"].items():
+        rows.append(
+            f"| {name} | {row['measured_s']:.1f} | {row['simulated_s']:.1f} ({row['seconds_error']:+.0%}) | "
+            f"{row['measured_idle']:.0%} | {row['simulated_idle']:.0%} |"
+        )
+    large = report["ten_thousand_nodes"]["seconds"]
+    return "\n".join(rows) + f"\n\n10,000 nodes under four policies, four epochs, took {large:.0f} s.\n"
+
+
 def checkpoint() -> str:
     """Ways to save, in seconds; memory as a share of the state."""
     report = json.loads((RESULTS / "checkpoint.json").read_text())
@@ -139,6 +156,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "stage": stage,
     "load": load,
     "gpu": gpu,
+    "plan_model": plan_model,
     "checkpoint": checkpoint,
     "gpu_checkpoint": gpu_checkpoint,
 }

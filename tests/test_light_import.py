@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HEAVY = {
     "awkward", "backports", "datasets", "fastokens", "gigatoken", "huggingface_hub", "megatron", "numpy",
     "obstore", "orjson", "pandas", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "torch", "webdataset",
-    "xxhash",
+    "xxhash", "yaml",
 }  # fmt: skip
 
 HELP = "import sys; from stoker.cli import main; sys.argv = ['stoker', *sys.argv[1:]]; main()"
@@ -35,7 +35,8 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         (HELP, ["watch", "--help"]),
         (HELP, ["checkpoint", "ls", "--help"]),
         (HELP, ["metrics", "--help"]),
-        (HELP, ["watch", "--help"]),
+        (HELP, ["plan", "--help"]),
+        (HELP, ["deploy", "k8s", "--help"]),
     ],
     ids=[
         "import",
@@ -49,7 +50,8 @@ LIST = "import atexit, sys; atexit.register(lambda: print('\\nMODULES', *sys.mod
         "watch-help",
         "checkpoint-help",
         "metrics-help",
-        "watch-help",
+        "plan-help",
+        "deploy-help",
     ],
 )
 def test_no_heavy_package_is_loaded(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PATH_ORDER = [
-    "prepare", "stage", "load", "feed", "checkpoint", "watch", "diagnose", "doctor", "bench", "tune",
-    "history", "plan", "deploy",
+    "prepare", "stage", "load", "feed", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor",
+    "bench", "tune", "history", "plan", "deploy",
 ]  # fmt: skip
 
 

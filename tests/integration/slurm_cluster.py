@@ -52,11 +52,11 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MinJobAge=3600
 MaxArraySize={max_array_size}
-SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 {communication}
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000 State=UNKNOWN
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000 State=UNKNOWN
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=2000 State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=2000 State=UNKNOWN
 PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -84,9 +84,9 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, *, max_array_size: int) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, *, max_array_size: int, cpus: int = 2) -> Iterator[SlurmCluster]:
     """Start the daemons, wait until both nodes are idle, and end everything afterwards."""
-    _write_files(folder, max_array_size=max_array_size)
+    _write_files(folder, max_array_size=max_array_size, cpus=cpus)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     environment["PATH"] = f"{environment['PATH']}:{_SBIN}"
     cluster = SlurmCluster(environment=environment, user=_user())
@@ -114,7 +114,7 @@ def _daemons(folder: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def _write_files(folder: Path, *, max_array_size: int) -> None:
+def _write_files(folder: Path, *, max_array_size: int, cpus: int) -> None:
     for name in ("munge", "state", "spool-n0", "spool-n1"):
         (folder / name).mkdir(parents=True, mode=0o755)
     key = folder / "munge/key"
@@ -128,6 +128,7 @@ def _write_files(folder: Path, *, max_array_size: int) -> None:
         user=_user(),
         ports=_free_ports(3),
         max_array_size=max_array_size,
+        cpus=cpus,
         # Without it a daemon whose host name means loopback would listen where the others cannot reach it.
         communication="CommunicationParameters=NoCtldInAddrAny,NoInAddrAny" if on_loopback else "",
     )

@@ -22,6 +22,8 @@ class _Verbs(click.Group):
         "report": "stoker.cli.report",
         "metrics": "stoker.cli.metrics",
         "doctor": "stoker.cli.doctor",
+        "plan": "stoker.cli.plan",
+        "deploy": "stoker.cli.deploy",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

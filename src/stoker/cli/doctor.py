@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from stoker.doctor.check import Result
     from stoker.doctor.need import Need
 
+_EXAMINE_EVERY_S = 30.0
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -38,6 +44,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--fix", is_flag=True, help="Show what can safely be changed here, ask, and change it.")
 @click.option("--dry-run", is_flag=True, help="With --fix: only show.")
 @click.option("--yes", is_flag=True, help="With --fix: do not ask.")
+@click.option(
+    "--metrics",
+    default=None,
+    metavar="[HOST:]PORT",
+    help="Examine the machine again and again, and serve the results to Prometheus.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     snapshot: Path | None,
@@ -48,6 +60,7 @@ def command(
     fix: bool,
     dry_run: bool,
     yes: bool,
+    metrics: str | None,
     as_json: bool,
 ) -> int:
     """Check a machine: what was read, why it matters for feeding GPUs, the line that mends it.
@@ -65,12 +78,16 @@ def command(
 
     wanted = read_need(need) if need else Need()
     if snapshot is not None:
-        if data or cache or record or fix:
+        if data or cache or record or fix or metrics:
             raise UsageError(
-                f"{snapshot} is a recorded machine: --data, --cache, --record and --fix are for this one",
+                f"{snapshot} is a recorded machine: --data, --cache, --record, --fix and --metrics are for "
+                "this one",
                 hint="leave them out, or leave the recording out",
             )
         results = _recorded(snapshot, wanted)
+    elif metrics:
+        _serve(metrics, lambda: _live(data, cache, None, wanted))
+        return 0
     else:
         results = _live(data, cache, record, wanted)
         if fix and _change(results, dry_run=dry_run, yes=yes):
@@ -95,6 +112,26 @@ def _live(data: Path | None, cache: Path | None, record: Path | None, need: Need
     if record is not None:
         write_snapshot(machine, record)
     return examine(machine, need=need)
+
+
+def _serve(where: str, examine_now: Callable[[], list[Result]]) -> None:
+    """Answer until somebody ends us; how the machine is does not change between two scrapes."""
+    from stoker.doctor.health import expose
+    from stoker.report.metrics import CONTENT_TYPE
+    from stoker.report.serve import Address, Answer, Server, token_for
+
+    lock, told = threading.Lock(), [(-math.inf, b"")]
+
+    def answer() -> Answer:
+        with lock:
+            if time.monotonic() - told[0][0] > _EXAMINE_EVERY_S:
+                told[0] = time.monotonic(), expose(examine_now(), node=os.uname().nodename).encode()
+            return Answer(content_type=CONTENT_TYPE, body=told[0][1])
+
+    address = Address.parse(where)
+    with Server(address, {"/metrics": answer}, token=token_for(address)) as server:
+        click.echo(f"machine: {server.url_of('/metrics')}", err=True)
+        threading.Event().wait()
 
 
 def _change(results: list[Result], *, dry_run: bool, yes: bool) -> bool:

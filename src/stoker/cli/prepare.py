@@ -13,9 +13,12 @@ import click
 
 from stoker.cli.values import size
 from stoker.errors import BadShardError, UsageError
+from stoker.world import World, usable_cores
 
 if TYPE_CHECKING:
     from stoker.cli.progress import Progress
+    from stoker.launch.local import LocalPool
+    from stoker.launch.pods import Pods
     from stoker.launch.slurm import SlurmArray
     from stoker.manifest import Manifest
     from stoker.prepare.plan import Options
@@ -133,10 +136,10 @@ def command() -> None:
 @click.option(
     "--on",
     "where",
-    type=click.Choice(["local", "slurm", "ray"]),
+    type=click.Choice(["local", "slurm", "ray", "pods"]),
     default="local",
     show_default=True,
-    help="Where tasks run.",
+    help="Where tasks run; pods: each of an Indexed Job runs this command and does its part.",
 )
 @click.option("--workers", default=0, help="Tasks at a time.  [default: local: the cores; else no limit]")
 @click.option(
@@ -161,6 +164,9 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
 
     _check_slurm_options(given)
     options = _options(sources, given)
+    if given["where"] == "pods" and World.from_environ().node:
+        _assist(options, given)
+        return
     with Progress() as progress:
         if given["detach"]:
             made = submit(options, _slurm(given, progress), watcher=progress, work=given["work"])
@@ -266,13 +272,38 @@ def _launcher(given: dict[str, Any], progress: Progress) -> Iterator[Launcher]:
 
         with RayCluster(entry=ENTRY, address=given["ray_address"], at_once=given["workers"]) as cluster:
             yield cluster
+    elif given["where"] == "pods":
+        with _pods(given) as pods:
+            yield pods
     else:
-        from stoker.launch.local import LocalPool
-        from stoker.world import usable_cores
-
-        workers = given["workers"] or usable_cores()
-        with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:
+        with _pool(given) as pool:
             yield pool
+
+
+def _assist(options: Options, given: dict[str, Any]) -> None:
+    """The part of a pod that is not the first: no dataset to report."""
+    from stoker.cli.progress import Progress
+    from stoker.prepare.run import assist
+
+    with Progress() as progress, _pods(given) as pods:
+        assist(options, pods, watcher=progress, work=given["work"])
+
+
+@contextmanager
+def _pods(given: dict[str, Any]) -> Iterator[Pods]:
+    from stoker.launch.pods import Pods
+
+    with _pool(given) as pool:
+        yield Pods(pool, World.from_environ())
+
+
+@contextmanager
+def _pool(given: dict[str, Any]) -> Iterator[LocalPool]:
+    from stoker.launch.local import LocalPool
+
+    workers = given["workers"] or usable_cores()
+    with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:
+        yield pool
 
 
 ENTRY = "stoker.prepare.tasks:run_task"

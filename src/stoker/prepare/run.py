@@ -117,6 +117,39 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
     return replace(finish(job), stage_seconds=seconds)
 
 
+class Crew(Launcher, Protocol):
+    """One of several launchers that share the tasks of a run: `run_ours` waits for no other."""
+
+    def run_ours(
+        self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]
+    ) -> None: ...
+
+
+def assist(options: Options, crew: Crew, *, watcher: Watcher, work: Path | None = None) -> None:
+    """Do our part of a dataset that another process, which calls `prepare`, finishes."""
+    job = plan_job(options, watcher=watcher, work=work)
+    if _already_there(job.plan):
+        return
+    watcher.planned(job.plan, job.folder)
+    *before, last = job.plan.stages.items()
+    for stage, count in before:
+        run_stage(job, stage, count, crew, watcher)
+    stage, count = last
+    missing = missing_tasks(job, stage, count)
+    watcher.stage(stage, total=count, done=count - len(missing))
+    # the work folder goes as soon as all is written: what of it is ours is all that may be looked at now
+    failed: list[int] = []
+
+    def note(number: int) -> None:
+        watcher.advance(stage, number)
+        if job.ledger.failure(stage, number):
+            failed.append(number)
+
+    crew.run_ours(job.ledger, stage, missing, note)
+    if failed:
+        check_stage(job, stage, count)
+
+
 def submit(
     options: Options, queue: Queue, *, watcher: Watcher, work: Path | None = None
 ) -> Submitted | Prepared:

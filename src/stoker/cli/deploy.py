@@ -1,0 +1,137 @@
+"""`stoker deploy`: ready files for Kubernetes and Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.values import size
+
+if TYPE_CHECKING:
+    from stoker.deploy.deployment import Deployment
+
+
+def _shared(function: Callable[..., None]) -> Callable[..., None]:
+    """What both kinds of cluster are told."""
+    for option in reversed(
+        (
+            click.argument("job", type=click.Path(path_type=Path, dir_okay=False)),
+            click.argument("command", nargs=-1, type=click.UNPROCESSED),
+            click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write."),
+            click.option("--data", default="", metavar="URL", help="Dataset to stage to every node."),
+            click.option("--name", default="", help="Name of the job.  [default: the plan's]"),
+            click.option(
+                "--cache", default="/nvme/stoker", show_default=True, help="Folder on a node's NVMe."
+            ),
+            click.option(
+                "--shared",
+                default="/shared",
+                show_default=True,
+                help="Folder all nodes see, for runs and checkpoints.",
+            ),
+            click.option(
+                "--grace",
+                "grace_s",
+                default=300,
+                show_default=True,
+                metavar="SECONDS",
+                help="From the warning to the end of a job that must go; a checkpoint must fit.",
+            ),
+            click.option(
+                "--gpu",
+                default="nvidia.com/gpu",
+                show_default=True,
+                metavar="RESOURCE",
+                help="What the cluster calls a GPU; none for ranks on CPUs.",
+            ),
+            click.option("--plain", is_flag=True, help="Without `stoker watch` around the training."),
+            click.option("--no-doctor", is_flag=True, help="Without `stoker doctor` on each node before it."),
+            click.option(
+                "--prepare",
+                default="",
+                metavar="ARGUMENTS",
+                help="Also make the dataset: arguments of `stoker prepare` in one word.",
+            ),
+            click.option(
+                "--prepare-pods", default=8, show_default=True, help="Pods or tasks that prepare at once."
+            ),
+            click.option("--prepare-cores", default=8, show_default=True, help="Cores of each."),
+            click.option(
+                "--prepare-memory", type=size, default="32GiB", show_default=True, help="Memory of each."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@click.group()
+def command() -> None:
+    """Write the files that run a job.
+
+    \b
+    stoker deploy k8s job.yaml --image IMAGE --data s3://bucket/corpus --out deploy/k8s -- train.py --lr 3e-4
+    stoker deploy slurm job.yaml --data s3://bucket/corpus --out deploy/slurm -- train.py --lr 3e-4
+
+    Sizes come from the plan of the job; what does not add up is refused with its reason.
+    """
+
+
+@command.command()
+@_shared
+@click.option("--image", required=True, help="Container image, made from the Containerfile that is written.")
+@click.option("--namespace", default="default", show_default=True, help="Kubernetes namespace.")
+@click.option("--claim", default="shared", show_default=True, help="Claim of the volume all nodes share.")
+@click.option("--storage-class", default="local-nvme", show_default=True, help="Of local NVMe volumes.")
+def k8s(out: Path, **given: Any) -> None:
+    """Kubernetes: plain YAML with a Kustomize base and overlays.
+
+    JOB is a plan as JSON, or the YAML of `stoker plan`; COMMAND is what torchrun is to run.
+    """
+    from stoker.deploy.kustomize import kubernetes_files
+    from stoker.deploy.write import write_files
+
+    deployment = _deployment(given)
+    _say(write_files(out, kubernetes_files(deployment)))
+    click.echo(f"kubectl apply -k {out / 'base'}")
+
+
+@command.command()
+@_shared
+@click.option("--time", "time_limit", default="1-00:00:00", show_default=True, help="Slurm's time limit.")
+@click.option("--partition", default="", help="Slurm partition.  [default: the cluster's]")
+def slurm(out: Path, **given: Any) -> None:
+    """Slurm: an sbatch file for training, with staging on every node and requeue on a warning.
+
+    JOB is a plan as JSON, or the YAML of `stoker plan`; COMMAND is what torchrun is to run.
+    """
+    from stoker.deploy.slurm import slurm_files
+    from stoker.deploy.write import write_files
+
+    deployment = _deployment(given)
+    _say(write_files(out, slurm_files(deployment)))
+    click.echo(f"cd {out} && sbatch train.sbatch")
+
+
+def _deployment(given: dict[str, Any]) -> Deployment:
+    from stoker.deploy.deployment import Deployment, Prepare
+    from stoker.plan.arithmetic import make_plan
+    from stoker.plan.job import read_job
+
+    plan = make_plan(read_job(given.pop("job")))
+    pods, cores, memory = (given.pop(f"prepare_{name}") for name in ("pods", "cores", "memory"))
+    words = tuple(shlex.split(given.pop("prepare")))
+    prepare = Prepare(arguments=words, pods=pods, cores=cores, memory=memory) if words else None
+    given["doctor"] = not given.pop("no_doctor")
+    given["gpu"] = "" if given["gpu"] == "none" else given["gpu"]
+    name = given.pop("name") or plan.job.name
+    return Deployment(plan=plan, name=name, prepare=prepare, **given)
+
+
+def _say(paths: list[Path]) -> None:
+    for path in paths:
+        click.echo(str(path))

@@ -1,0 +1,177 @@
+"""A job to be deployed: a plan, and where its things lie. Whatever does not add up is refused here."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from stoker.errors import UsageError
+from stoker.plan.arithmetic import Plan, say_gib, say_time
+
+_LABEL = re.compile(r"^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$")  # 63 with the index and hash that pods get
+_TIME = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
+_IMAGE = re.compile(r"^[\w.:/@-]+$")
+METRICS_PORT, HEALTH_PORT, RENDEZVOUS_PORT = 9750, 9751, 29500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepare:
+    """A dataset to be made before: arguments of `stoker prepare`, and how many work on it at once."""
+
+    arguments: tuple[str, ...]
+    pods: int = 8
+    cores: int = 8
+    memory: int = 32 << 30
+
+    def __post_init__(self) -> None:
+        if not any(word == "--out" or word.startswith("--out=") for word in self.arguments):
+            raise UsageError(
+                f"prepare {' '.join(self.arguments)!r} names no --out",
+                hint="write it as for `stoker prepare`: 'SOURCES --tokenizer T --out URL'",
+            )
+        if min(self.pods, self.cores, self.memory) < 1:
+            raise UsageError("prepare needs a pod, a core and some memory", hint="leave the defaults")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """What files are made from.
+
+    command      the training script and its arguments, as after `torchrun`
+    data         URL of the dataset, staged to `cache` on each node
+    cache        folder on a node's NVMe
+    shared       folder that all nodes see: run folders and checkpoints
+    gpu          what Kubernetes calls a GPU; empty for training on CPUs
+    grace_s      from the warning that a job must go to its end: a checkpoint must fit
+    plain        without `stoker watch` around the training
+    doctor       with `stoker doctor` before it, which ends the job on a node that is not fit
+    """
+
+    plan: Plan
+    name: str
+    command: tuple[str, ...]
+    data: str
+    image: str = ""
+    namespace: str = "default"
+    cache: str = "/nvme/stoker"
+    shared: str = "/shared"
+    claim: str = "shared"
+    storage_class: str = "local-nvme"
+    gpu: str = "nvidia.com/gpu"
+    grace_s: int = 300
+    time_limit: str = "1-00:00:00"
+    partition: str = ""
+    plain: bool = False
+    doctor: bool = True
+    prepare: Prepare | None = None
+
+    def __post_init__(self) -> None:
+        for check in (_check_names, _check_command, _check_paths, _check_cores, _check_grace, _check_time):
+            check(self)
+
+    @property
+    def nodes(self) -> int:
+        return self.plan.job.nodes
+
+    @property
+    def ranks(self) -> int:
+        """Of a node."""
+        return self.plan.job.gpus_per_node
+
+    @property
+    def cores(self) -> int:
+        """All that a node was said to have, else what is needed."""
+        return self.plan.job.cores or self.plan.loading.cores
+
+    @property
+    def run_folder(self) -> str:
+        return f"{self.shared}/runs/{self.name}"
+
+    def torchrun(self, *, node: str, master: str, rendezvous: str = str(RENDEZVOUS_PORT)) -> tuple[str, ...]:
+        """The command of one node. The node's number is given and not drawn: it must be that of the share
+        that was staged there."""
+        return (
+            "torchrun",
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.ranks}",
+            f"--node-rank={node}",
+            f"--master-addr={master}",
+            f"--master-port={rendezvous}",
+            *self.command,
+        )
+
+
+def _check_names(one: Deployment) -> None:
+    for what, name in (("name", one.name), ("namespace", one.namespace), ("claim", one.claim)):
+        if not _LABEL.match(name):
+            raise UsageError(
+                f"{what} {name!r} is none that Kubernetes and Slurm take",
+                hint="use lower-case letters, digits and dashes, a letter first, at most 53",
+            )
+    if one.image and not _IMAGE.match(one.image):
+        raise UsageError(f"image {one.image!r} is none", hint="name one as registry/name:tag")
+
+
+def _check_command(one: Deployment) -> None:
+    if not one.command:
+        raise UsageError("there is nothing to train", hint="put the script last: … -- train.py --lr 3e-4")
+    if not one.data:
+        raise UsageError("no dataset is named", hint="give --data s3://bucket/corpus")
+
+
+def _check_paths(one: Deployment) -> None:
+    for what, path in (("cache", one.cache), ("shared", one.shared)):
+        if not path.startswith("/") or any(letter.isspace() for letter in path):
+            raise UsageError(f"{what} {path!r} is no absolute path", hint=f"give --{what} /somewhere")
+    if one.cache == one.shared or one.cache.startswith(f"{one.shared}/"):
+        raise UsageError(
+            f"cache {one.cache} lies in {one.shared}, which all nodes share",
+            hint="a cache is a node's own NVMe: give another folder",
+        )
+
+
+def _check_cores(one: Deployment) -> None:
+    job, needed = one.plan.job, one.plan.loading.cores
+    if job.cores and needed > job.cores:
+        raise UsageError(
+            f"{needed} cores are needed to feed {job.gpus_per_node} GPUs and a node has {job.cores}",
+            hint="decode before training, or use more nodes with fewer GPUs each",
+        )
+    if job.nvme and one.plan.caching.share > one.plan.caching.cache:
+        short = one.plan.caching.share - one.plan.caching.cache
+        raise UsageError(
+            f"a node's share of the dataset is {say_gib(short)} larger than its NVMe can hold",
+            hint=f"use {math.ceil(job.nodes * one.plan.caching.share / one.plan.caching.cache)} nodes, "
+            "or leave nvme out of the job to stream the rest",
+        )
+
+
+def _check_grace(one: Deployment) -> None:
+    saving = one.plan.saving
+    takes = saving.stall_s + max(saving.write_s, saving.drain_s)
+    if takes > one.grace_s:
+        raise UsageError(
+            f"a checkpoint takes {say_time(takes)} and a job that must go has {one.grace_s} s",
+            hint=f"give --grace {math.ceil(takes / 60) * 60} or more",
+        )
+
+
+def _check_time(one: Deployment) -> None:
+    found = _TIME.match(one.time_limit)
+    if not found:
+        raise UsageError(f"time {one.time_limit!r} is none of Slurm's", hint="write 1-00:00:00 or 8:00:00")
+    if _limit_s(found) < 3 * one.grace_s:
+        raise UsageError(
+            f"of a time limit of {say_time(_limit_s(found))} the last {one.grace_s} s are for leaving",
+            hint=f"give --time at least {math.ceil(3 * one.grace_s / 60)} minutes",
+        )
+
+
+def _limit_s(found: re.Match[str]) -> int:
+    """Slurm reads 90 and 90:00 as minutes, but 1-12 and 1-12:30 as hours after the days."""
+    days, *rest = found.groups()
+    parts = [int(part) for part in rest if part is not None]
+    first = 3600 if days is not None or len(parts) == 3 else 60
+    units = (first, first // 60, first // 3600)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))

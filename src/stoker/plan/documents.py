@@ -1,0 +1,60 @@
+"""YAML and JSON files: the one home of PyYAML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import UsageError, require
+
+# YAML 1.2, which kubectl reads, takes 3e-4 for a number; YAML 1.1, which PyYAML writes, for text.
+_NUMBER_LIKE = re.compile(r"^[-+]?\.?[0-9]")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The object a .yaml, .yml or .json file holds."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check its name") from error
+    read = _read_json if path.suffix == ".json" else _read_yaml
+    found = read(text, path)
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no keys and values", hint="write lines such as `nodes: 16`")
+    return found
+
+
+def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
+    """Documents one after another, keys in their order, text of several lines as a block."""
+    yaml = require("yaml", extra="deploy")
+
+    def text(dumper: Any, value: str) -> Any:
+        style = "|" if "\n" in value else "'" if _NUMBER_LIKE.match(value) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    def indent(dumper: Any, flow: bool = False, indentless: bool = False) -> Any:
+        return yaml.SafeDumper.increase_indent(dumper, flow, False)  # lists stand under their key
+
+    dumper_class: Any = type("Dumper", (yaml.SafeDumper,), {"increase_indent": indent})  # PyYAML has no types
+    dumper_class.add_representer(str, text)
+    dumped = [yaml.dump(dict(one), Dumper=dumper_class, sort_keys=False, width=110) for one in documents]
+    return "---\n".join(dumped)
+
+
+def _read_json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}", hint="see docs/guides/plan.md") from error
+
+
+def _read_yaml(text: str, path: Path) -> Any:
+    yaml = require("yaml", extra="deploy")
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise UsageError(f"{path} is not YAML: {said}", hint="see docs/guides/plan.md") from error

@@ -1,0 +1,107 @@
+"""Measurements that replace guesses: of a run that `stoker watch` recorded, or of a benchmark's result.
+
+Each reader gives values of a job by their names, and says where they came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import UsageError
+from stoker.plan.documents import read_document
+from stoker.plan.job import FIELDS
+from stoker.recording import KINDS, RankRecord, Recording
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Values of a job, and where they were measured."""
+
+    source: str
+    values: dict[str, Any]  # of any kind a job has
+
+
+def read_measured(path: Path) -> Measured:
+    """A folder is a recorded run, a file the JSON of a result."""
+    if path.is_dir():
+        from stoker.runs import read
+
+        return of_recording(read(path), source=str(path))
+    return of_result(read_document(path), source=str(path))
+
+
+def of_recording(recording: Recording, *, source: str) -> Measured:
+    """The undisturbed step and what a GPU read, medians over ranks; waits for data are not the step's."""
+    ranks = [rank for rank in recording.ranks if len(rank.steps.number) > 1]
+    if not ranks:
+        raise UsageError(f"{source} has no two steps to measure", hint="record a longer run")
+    step = float(np.median([_step_s(rank) for rank in ranks]))
+    read = float(np.median([_read_bytes(rank) for rank in ranks]))
+    values: dict[str, Any] = {"step": step}
+    if read > 0:
+        values["read_rate"] = read / step
+    gpus = [sum(gpu.node == rank.node for gpu in recording.gpus) for rank in ranks[:1]]
+    if gpus and gpus[0]:
+        values.update(gpus_per_node=gpus[0], nodes=len({gpu.node for gpu in recording.gpus}))
+    cores = [host.cpus for host in recording.hosts]
+    if cores:
+        quota = [host.quota_cores for host in recording.hosts if math.isfinite(host.quota_cores)]
+        values["cores"] = int(min([*cores, *quota]))
+    return Measured(source=source, values=values)
+
+
+def of_result(result: Mapping[str, Any], *, source: str) -> Measured:
+    """Values under "measured", or a result of benchmarks/ that is known here."""
+    if isinstance(result.get("measured"), dict):
+        unknown = set(result["measured"]) - set(FIELDS)
+        if unknown:
+            raise UsageError(
+                f"{source}: {min(unknown)} is nothing a job has", hint=f"use {', '.join(FIELDS)}"
+            )
+        return Measured(source=source, values=dict(result["measured"]))
+    for knows, read in _RESULTS:
+        if knows(result):
+            return Measured(source=source, values=read(result))
+    raise UsageError(
+        f"{source} is no result that is known here",
+        hint='give a run folder, a result of gpu_feed.py, or {"measured": {"step": 0.5}}',
+    )
+
+
+def _step_s(rank: RankRecord) -> float:
+    """A step less what it waited for data; the first is for warming up."""
+    lengths = (rank.steps.end - rank.steps.start)[1:]
+    waited = _per_step(rank, rank.spans.end - rank.spans.start)[1:]
+    return float(np.median(np.maximum(lengths - waited, 1e-9)))
+
+
+def _read_bytes(rank: RankRecord) -> float:
+    return float(np.median(_per_step(rank, rank.spans.bytes.astype(np.float64))))
+
+
+def _per_step(rank: RankRecord, values: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
+    """Sums of the data spans' values, a step each."""
+    data = (rank.spans.kind == KINDS.index("data")) & (rank.spans.step >= 0)
+    at = np.searchsorted(rank.steps.number, rank.spans.step[data])
+    inside = at < len(rank.steps.number)
+    return np.bincount(at[inside], values[data][inside], minlength=len(rank.steps.number))
+
+
+def _gpu_feed(result: Mapping[str, Any]) -> dict[str, Any]:
+    """benchmarks/gpu_feed.py: what the disk gives, and what one card takes from pinned memory."""
+    paths = result["paths"]
+    disk = float(np.median(paths["disk"]["direct_ceiling_gb_s"])) * 1e9
+    return {"nvme_rate": disk, "snapshot_rate": float(paths["pinned_copy_gb_s"]) * 1e9}
+
+
+_Knows = Callable[[Mapping[str, Any]], bool]
+_Reads = Callable[[Mapping[str, Any]], dict[str, Any]]
+_RESULTS: tuple[tuple[_Knows, _Reads], ...] = (
+    (lambda result: "pinned_copy_gb_s" in result.get("paths", {}), _gpu_feed),
+)

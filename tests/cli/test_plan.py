@@ -1,0 +1,63 @@
+"""`stoker plan` and `stoker deploy` as commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from stoker.cli import stoker
+from stoker.doctor.need import need_of
+
+KNOWN = (
+    "--nodes",
+    "9",
+    "--read-rate",
+    "200MB/s",
+    "--dataset",
+    "20TB",
+    "--store-rate",
+    "10GB/s",
+    "--nvme",
+    "4TB",
+)
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(stoker, ["plan", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_a_plan_is_said_in_words() -> None:
+    said = run(*KNOWN)
+    assert "1.6 GB/s a node, 14.4 GB/s the job" in said
+    assert "GPUs wait   31% of the first epoch" in said
+
+
+def test_the_needs_of_a_plan_are_what_doctor_checks() -> None:
+    plan = json.loads(run(*KNOWN, "--json"))
+    need = need_of(plan)
+    assert need.memory_bytes == plan["memory"]["limit"]
+    assert need.cache_bytes == plan["caching"]["share"]
+    assert set(plan["needs"]) == {
+        "shm_bytes", "memory_bytes", "cpu_cores", "memlock_bytes", "cache_bytes", "open_files",
+        "read_bytes_s",
+    }  # fmt: skip
+
+
+def test_a_page_holds_the_plots(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    said = run(*KNOWN, "--simulate", "--html", str(page))
+    assert "stage shares" in said
+    assert page.read_text().count("<svg") == 2
+
+
+def test_a_measurement_counts_more_than_the_file_and_a_flag_more_than_that(tmp_path: Path) -> None:
+    job, measured = tmp_path / "job.json", tmp_path / "measured.json"
+    job.write_text('{"step": "1s", "batch": 8, "sample": "1MB", "mfu": 0.3}')
+    measured.write_text('{"measured": {"step": "500ms", "batch": 16}}')
+    plan = json.loads(run(str(job), "--measured", str(measured), "--batch", "32", "--json"))
+    assert (plan["job"]["step"], plan["job"]["batch"], plan["job"]["mfu"]) == (0.5, 32, 0.3)
+    assert plan["measured"] == [str(measured)]

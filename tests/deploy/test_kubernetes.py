@@ -1,0 +1,173 @@
+"""Kubernetes files: valid by the API's own schemas, and sums that hold."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from small_jobs import deployment
+
+from stoker.deploy.deployment import Deployment, Prepare
+from stoker.deploy.kubernetes import quantity
+from stoker.deploy.kustomize import kubernetes_files
+from stoker.deploy.write import write_files
+from stoker.errors import UsageError
+
+VERSIONS = ("1.28", "1.33", "1.37")
+PREPARE = Prepare(arguments=("s3://b/raw", "--tokenizer", "gpt2", "--out", "s3://b/c", "--work", "/shared/w"))
+SIZES: dict[str, dict[str, Any]] = {
+    "one GPU": {"job": {"nodes": 1, "gpus_per_node": 1}},
+    "two nodes": {"job": {"nodes": 2}, "prepare": PREPARE},
+    "worker processes": {"job": {"loader": "process", "batch": 64, "sample": "200kB", "step": "300ms"}},
+    "ten thousand nodes": {"job": {"nodes": 10_000, "dataset": "2000TB", "store_rate": "4000GB/s"}},
+    "plain": {"plain": True},
+    "on CPUs": {"gpu": ""},
+}
+
+
+def objects(one: Deployment) -> dict[str, dict[str, Any]]:
+    """Every object by its file; patches are no whole objects and kustomizations none of the cluster's."""
+    return {
+        path: yaml.safe_load(text)
+        for path, text in kubernetes_files(one).items()
+        if path.endswith(".yaml") and not path.endswith(("kustomization.yaml", "patch.yaml"))
+    }
+
+
+def pod_of(one: Deployment) -> dict[str, Any]:
+    return objects(one)["base/training.yaml"]["spec"]["template"]["spec"]
+
+
+def validate(each: dict[str, Any], version: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        import kubernetes_validate
+
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_objects_are_valid_by_the_schemas_of_several_versions(size: str) -> None:
+    found = [
+        each for each in objects(deployment(**SIZES[size])).values() if "coreos" not in each["apiVersion"]
+    ]
+    assert len(found) >= 6
+    # one size by all versions: another size changes values, not fields
+    versions = VERSIONS if size == "two nodes" else VERSIONS[-1:]
+    for version in versions:
+        for each in found:
+            validate(each, version)
+
+
+def test_the_schemas_would_see_a_slip() -> None:
+    job = objects(deployment())["base/training.yaml"]
+    job["spec"]["completionsMode"] = "Indexed"
+    with pytest.raises(Exception, match="completionsMode"):
+        validate(job, VERSIONS[-1])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("overlay", ["base", "prepare", "monitoring", "overlays/local-volume",
+                                     "overlays/operator", "overlays/one-node"])  # fmt: skip
+def test_kustomize_builds_every_folder_into_valid_objects(tmp_path: Path, overlay: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("kubectl is not installed")  # no Debian package has a current one
+    write_files(tmp_path, kubernetes_files(deployment(prepare=PREPARE, namespace="team-a")))
+    built = subprocess.run(
+        [kubectl, "kustomize", tmp_path / overlay], capture_output=True, text=True, check=True, timeout=60
+    )
+    made = list(yaml.safe_load_all(built.stdout))
+    assert {each["metadata"]["namespace"] for each in made} == {"team-a"}
+    for each in made:
+        if "coreos" not in each["apiVersion"]:
+            validate(each, VERSIONS[-1])
+    jobs = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "Job"}
+    if overlay == "overlays/local-volume":
+        volumes = {volume["name"]: volume for volume in jobs["train"]["template"]["spec"]["volumes"]}
+        assert "ephemeral" in volumes["cache"]
+        assert "hostPath" not in volumes["cache"]
+        assert "emptyDir" in volumes["dshm"]
+    if overlay == "overlays/one-node":
+        assert jobs["train"]["completions"] == 1
+        assert "--nnodes=1" in jobs["train"]["template"]["spec"]["containers"][0]["command"]
+    if overlay == "overlays/operator":
+        assert not jobs["train"]["template"]["metadata"].get("annotations")
+
+
+def test_files_named_in_kustomizations_are_there() -> None:
+    files = kubernetes_files(deployment(prepare=PREPARE))
+    for path, text in files.items():
+        if path.endswith("kustomization.yaml"):
+            listed = yaml.safe_load(text)
+            for name in [*listed["resources"], *(patch["path"] for patch in listed.get("patches", []))]:
+                at = (Path("/") / path).parent / name
+                there = at.resolve().relative_to("/").as_posix()
+                assert there in files or f"{there}/kustomization.yaml" in files
+
+
+def test_no_template_is_left_inside() -> None:
+    for path, text in kubernetes_files(deployment(prepare=PREPARE)).items():
+        if (
+            not path.startswith("monitoring/") and "rules" not in path
+        ):  # alerts have Prometheus' own templates
+            assert "{{" not in text, path
+
+
+def test_shm_counts_inside_the_memory_limit() -> None:
+    one = deployment(job={"memory": "100GiB", "shm": "32GiB"})
+    pod = pod_of(one)
+    limit = pod["containers"][0]["resources"]["limits"]["memory"]
+    dshm = next(volume for volume in pod["volumes"] if volume["name"] == "dshm")
+    assert (limit, dshm["emptyDir"]["sizeLimit"]) == ("100Gi", "32Gi")
+    assert one.plan.memory.processes == 68 << 30
+
+
+def test_doctor_runs_before_stage_under_the_limits_of_training() -> None:
+    pod = pod_of(deployment())
+    doctor, stage = pod["initContainers"]
+    assert doctor["command"][:2] == ["stoker", "doctor"]
+    assert stage["command"][-2:] == ["--share", "$(JOB_COMPLETION_INDEX)/2"]
+    for each in (doctor, stage):
+        assert each["resources"] == pod["containers"][0]["resources"]
+        assert each["volumeMounts"] == pod["containers"][0]["volumeMounts"]
+    assert doctor["resources"]["requests"] == doctor["resources"]["limits"]
+
+
+def test_ranks_meet_at_pod_0_under_the_number_of_the_share_that_was_staged() -> None:
+    pod = pod_of(deployment())
+    command = pod["containers"][0]["command"]
+    assert command[:2] == ["stoker", "watch"]
+    assert "--node-rank=$(JOB_COMPLETION_INDEX)" in command
+    assert "--master-addr=train-0.train" in command
+    assert pod["subdomain"] == "train"
+    assert objects(deployment())["base/service.yaml"]["spec"]["publishNotReadyAddresses"]
+    assert command[-3:] == ["train.py", "--lr", "3e-4"]
+
+
+def test_pinned_memory_may_be_locked() -> None:
+    for each in pod_of(deployment())["containers"]:
+        assert each["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_doctor_reads_the_needs_of_the_plan() -> None:
+    one = deployment()
+    held = yaml.safe_load(objects(one)["base/plan.yaml"]["data"]["plan.json"])
+    assert held["needs"] == one.plan.needs()
+
+
+def test_an_image_is_needed() -> None:
+    with pytest.raises(UsageError, match="no image"):
+        kubernetes_files(deployment(image=""))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1 << 30, "1Gi"), (100 << 30, "100Gi"), (64 << 20, "64Mi"), (1000, "1000")]
+)
+def test_quantities_are_exact(count: int, text: str) -> None:
+    assert quantity(count) == text

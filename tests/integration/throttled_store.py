@@ -1,0 +1,221 @@
+"""A store that gives so many bytes a second to all who ask, and nodes that train from it.
+
+rclone's --bwlimit is one bucket for all connections, as the rate of a real store is; nginx's limit_rate in
+front of it is the narrow network of a single node. Nodes are processes in lock-step: a step waits for its
+bytes, then for the others, then computes (sleeps).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import TYPE_CHECKING, Any
+
+from s3_server import free_ports, running
+from web_server import write_noise
+
+from stoker.stage.cache import Cache
+from stoker.stage.run import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+BURST = 4 << 20  # rclone lets so much through at once after a rest: it is taken away before a scene begins
+PIECE = 64 << 10
+
+NGINX = """
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server {{
+        listen 127.0.0.1:{port} sndbuf=64k;
+        location / {{
+            proxy_pass http://127.0.0.1:{store_port};
+            proxy_http_version 1.1;
+            proxy_max_temp_file_size 0;
+            limit_rate {limit_rate};
+        }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """A running store: `url` is the dataset in it, `slow_url` the same through a narrow network."""
+
+    url: str
+    slow_url: str
+    files: tuple[str, ...]
+    file_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Nodes that train for some epochs. `staging` as the policies of the model have it."""
+
+    nodes: int
+    staging: str
+    step_s: float
+    step_bytes: int
+    epochs: int = 2
+    ahead: int = 1 << 20
+    slow_nodes: int = 0
+    files: int = 0  # of the store, how many are read; 0 is all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a scene took: from the start to the first step and to the end, and of that the compute."""
+
+    seconds: float
+    first_step_s: float
+    computed_s: float
+
+    @property
+    def idle_share(self) -> float:
+        return 1 - self.computed_s / self.seconds
+
+
+@contextmanager
+def throttled_store(
+    folder: Path, *, rate: int, slow_rate: int, files: int, file_bytes: int, rclone: str, nginx: str
+) -> Iterator[Store]:
+    root = folder / "root"
+    root.mkdir(parents=True)
+    write_noise(root / "corpus", shards=files, shard_bytes=file_bytes)
+    port, slow_port = free_ports(2)
+    config = folder / "nginx.conf"
+    config.write_text(NGINX.format(folder=folder, port=slow_port, store_port=port, limit_rate=slow_rate))
+    serve = [rclone, "serve", "http", "--config", "/dev/null", "--addr", f"127.0.0.1:{port}"]
+    with ExitStack() as stack:
+        stack.enter_context(running([*serve, f"--bwlimit={rate}B", "--buffer-size=0", str(root)], port=port))
+        stack.enter_context(running([nginx, "-p", str(folder), "-c", str(config)], port=slow_port))
+        yield Store(
+            url=f"http://127.0.0.1:{port}/corpus",
+            slow_url=f"http://127.0.0.1:{slow_port}/corpus",
+            files=tuple(f"s{number}.bin" for number in range(files)),
+            file_bytes=file_bytes,
+        )
+
+
+def play(store: Store, scene: Scene, folder: Path) -> Seen:
+    """Run the nodes of a scene; their clocks start together, when the store has no burst left."""
+    context = multiprocessing.get_context("spawn")
+    start, step, results = (
+        context.Barrier(scene.nodes + 1),
+        context.Barrier(scene.nodes),
+        context.SimpleQueue(),
+    )
+    nodes = [
+        context.Process(target=_node, args=(store, scene, n, folder / f"node{n}", start, step, results))
+        for n in range(scene.nodes)
+    ]
+    for node in nodes:
+        node.start()
+    start.wait(60)  # all are up
+    _use_up_the_burst(store)
+    start.wait(60)
+    seen = [results.get() for _ in nodes]
+    for node in nodes:
+        node.join()
+        node.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    return Seen(
+        seconds=max(one.seconds for one in seen),
+        first_step_s=max(one.first_step_s for one in seen),
+        computed_s=min(one.computed_s for one in seen),
+    )
+
+
+def _use_up_the_burst(store: Store) -> None:
+    left = BURST + (1 << 20)
+    for name in store.files:
+        if left > 0:
+            with urllib.request.urlopen(f"{store.url}/{name}") as answer:
+                left -= len(answer.read(left))
+
+
+def _node(store: Store, scene: Scene, number: int, folder: Path, start: Any, step: Any, results: Any) -> None:
+    url = store.slow_url if number < scene.slow_nodes else store.url
+    mine = store.files[: scene.files or None][number :: scene.nodes]
+    start.wait()
+    start.wait()
+    began = time.monotonic()
+    first = computed = 0.0
+    with _READERS[scene.staging](scene, url, mine, folder) as pieces:
+        held = 0
+        for _ in range(scene.epochs * len(mine) * store.file_bytes // scene.step_bytes):
+            while held < scene.step_bytes:
+                held += next(pieces)
+            held -= scene.step_bytes
+            step.wait()
+            ready = time.monotonic()
+            first = first or ready - began
+            time.sleep(scene.step_s)
+            computed += time.monotonic() - ready
+        results.put(Seen(seconds=time.monotonic() - began, first_step_s=first, computed_s=computed))
+
+
+# --- the ways to read; each gives the sizes of pieces as they are there to be used ---
+
+
+@contextmanager
+def _from_the_store(scene: Scene, url: str, files: Sequence[str], folder: Path) -> Iterator[Iterator[int]]:
+    """As scripts do: a thread reads every epoch anew, a little ahead."""
+    read: Queue[int] = Queue(maxsize=scene.ahead // PIECE)
+
+    def follow() -> None:
+        for name in [*files] * scene.epochs:
+            with urllib.request.urlopen(f"{url}/{name}") as answer:
+                while piece := answer.read(PIECE):
+                    read.put(len(piece))
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    yield iter(read.get, None)
+    reader.join()
+
+
+@contextmanager
+def _with_everything(scene: Scene, url: str, files: Sequence[str], folder: Path) -> Iterator[Iterator[int]]:
+    """`stoker stage` of the whole dataset, then training."""
+    with Cache(folder) as cache:
+        near = stage(url, cache).path
+        yield _pieces(near / name for name in [*files] * scene.epochs)
+
+
+@contextmanager
+def _with_a_share(scene: Scene, url: str, files: Sequence[str], folder: Path) -> Iterator[Iterator[int]]:
+    """Stoker's cache brings what this node reads, in that order, while training goes on."""
+    with Cache(folder) as cache:
+        near = cache.at(url)
+        near.prefetch(files)
+        yield _pieces(near.local_path(name) for name in [*files] * scene.epochs)
+        near.close()
+
+
+def _pieces(paths: Iterable[Path]) -> Iterator[int]:
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(PIECE):
+                yield len(piece)
+
+
+_READERS = {"none": _from_the_store, "everything": _with_everything, "share": _with_a_share}

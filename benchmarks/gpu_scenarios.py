@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 VOCABULARY, WIDTH, LAYERS, LENGTH, ROWS = 32_768, 1024, 12, 1024, 16
-HANG_S = 40.0  # a spinning kernel is given up after that, so that nobody has to kill it
+HANG_S = 20.0  # a spinning kernel is given up after that, so that nobody has to kill it
 
 
 class Tokens(IterableDataset):

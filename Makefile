@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+SIDE_BY_SIDE := -n 2 --dist loadfile  # half of the time is spent waiting for processes and servers
 INPUTS := pyproject.toml constraints.txt
 
 .PHONY: help venv demo test unit check format bench clean
@@ -16,10 +17,10 @@ demo: $(VENV)/.demo  ## prepare, stage and train, the tutorial way and stoker's 
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev debian  ## run every test (unit and integration)
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 unit: $(VENV)/.dev  ## run the quick tests only
-	$(BIN)/pytest -m "not integration"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not integration and not slow"
 
 check: $(VENV)/.dev  ## formatting, lint, types, import layers
 	$(BIN)/ruff format --check .

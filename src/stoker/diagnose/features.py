@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.diagnose.card import Card, card
 from stoker.diagnose.host import Host, host
+from stoker.diagnose.judged import from_first_step
 from stoker.diagnose.pauses import Pause, find_pauses, is_regular
 from stoker.diagnose.ranks import Together, together
 from stoker.diagnose.timeline import STATES, Timeline, timeline
@@ -24,7 +25,7 @@ class Loop:
     steps: int
     median_s: float
     share: dict[str, float]
-    bare: float  # share of the wall time unattributed until the last step ended
+    bare: float  # share of the wall time unattributed between the ends of the first and the last step
     unseen: frozenset[str]  # kinds of spans that nobody could have recorded
     burst: float  # of the loader's wait: how much of it came in a few long waits
     opening: float  # of the loader's wait: how much of it came in the first two steps
@@ -37,6 +38,11 @@ class Loop:
     regular: bool
 
     @property
+    def working(self) -> float:
+        """Share of the time the card had work: while kernels were launched, or the host waited for them."""
+        return self.share["compute"] + self.share["sync"]
+
+    @property
     def paused(self) -> float:
         """Seconds that steps lasted longer than usual for no reason a span tells."""
         return sum(pause.excess_s for pause in self.pauses)
@@ -46,7 +52,8 @@ class Loop:
 class Features:
     """Everything a rule may look at."""
 
-    wall_s: float
+    wall_s: float  # from the first step on
+    began_s: float  # when that was, in the recording's time
     cards: int
     ended: str
     loop: Loop
@@ -69,12 +76,14 @@ class Features:
 
 
 def features(recording: Recording) -> Features:
-    """Boil a recording down."""
+    """Boil a recording down; what came before the first step is not looked at."""
+    recording, began_s = from_first_step(recording)
     lines = tuple(timeline(rank, wall_s=recording.wall_s, ended=recording.ended) for rank in recording.ranks)
     unseen = frozenset(recording.facts.get("unseen", ()))
     loop = _loop(recording, lines, unseen)
     return Features(
         wall_s=recording.wall_s,
+        began_s=began_s,
         cards=max(len(recording.gpus), len(recording.ranks), 1),
         ended=recording.ended,
         loop=loop,
@@ -149,7 +158,8 @@ def _shares(lines: tuple[Timeline, ...], wall_s: float) -> dict[str, float]:
 
 
 def _bare(rank: RankRecord, line: Timeline, wall_s: float) -> float:
-    seconds = line.within("unattributed", np.zeros(1), rank.steps.end[-1:])
+    """The first step does not count: it loads kernels, and its forward is not seen."""
+    seconds = line.within("unattributed", rank.steps.end[:1], rank.steps.end[-1:])
     return float(seconds.sum()) / wall_s if wall_s > 0 else 0.0
 
 
@@ -200,8 +210,9 @@ def _per_second(values: Floats, wall_s: float) -> float:
 
 
 def _tflops(rank: RankRecord, line: Timeline) -> float:
-    """TFLOP/s while computing: waits do not make a kernel slow."""
-    seconds = line.seconds()["compute"]
+    """TFLOP/s while the card worked: waits for data do not make a kernel slow."""
+    spent = line.seconds()
+    seconds = spent["compute"] + spent["sync"]
     if not np.isfinite(rank.steps.flops).any() or seconds <= 0:
         return math.nan
     return float(np.nansum(rank.steps.flops)) / seconds / 1e12

@@ -51,6 +51,8 @@ def memory_pressure(features: Features) -> Finding | Abstention:
     """The card is nearly full, and the allocator pays for it in every step."""
     kind, card, loop = "memory_pressure", features.card, features.loop
     lost = loop.bare if loop.steps else 0.0
+    if "out of memory" in features.ended.lower() and "cuda" in features.ended.lower():
+        return _memory(features, lost, "an allocation failed and the job ended with it")
     if features.retries:
         return _memory(features, lost, f"the allocator found no room and retried {features.retries} times")
     if card is None or not known(card.memory_peak):

@@ -31,7 +31,12 @@ def collective_hang(features: Features) -> Finding | Abstention:
         share=sum(pause.excess_s for pause in found) / features.wall_s,
         confidence=0.95 if known(worst.sm) or waiting else 0.8,
         summary=f"no step ended for {worst.seconds:.1f} s while ranks wait in a collective: {who}",
-        evidence=(_silence(worst), *_card_meanwhile(worst), *where, *_stacks(features, absent, worst)),
+        evidence=(
+            _silence(features, worst),
+            *_card_meanwhile(worst),
+            *where,
+            *_stacks(features, absent, worst),
+        ),
         remedy=remedies.COLLECTIVE_HANG,
         missing=() if waiting else ("which rank is absent: collectives were not recorded",),
     )
@@ -57,7 +62,7 @@ def host_hang(features: Features) -> Finding | Abstention:
         share=sum(pause.excess_s for pause in found) / features.wall_s,
         confidence=0.9 if known(worst.util) else 0.7,
         summary=f"no step ended for {worst.seconds:.1f} s and the GPU had nothing to do: the host stopped",
-        evidence=(_silence(worst), *_card_meanwhile(worst), *where),
+        evidence=(_silence(features, worst), *_card_meanwhile(worst), *where),
         remedy=remedies.HOST_HANG,
         missing=() if where else ("where it stopped: no stack was recorded",),
     )
@@ -140,9 +145,10 @@ def _sure_of(saves: list[Pause], regular: bool) -> float:
     return round(0.5 + 0.25 * wrote + 0.15 * regular, 2)
 
 
-def _silence(pause: Pause) -> str:
+def _silence(features: Features, pause: Pause) -> str:
     after = "and none followed" if pause.last else f"until step {pause.step} ended"
-    return f"no step of rank {pause.rank} ended from {pause.start:.1f} s to {pause.end:.1f} s, {after}"
+    start, end = features.began_s + pause.start, features.began_s + pause.end
+    return f"no step of rank {pause.rank} ended from {start:.1f} s to {end:.1f} s, {after}"
 
 
 def _card_meanwhile(pause: Pause) -> tuple[str, ...]:
@@ -250,6 +256,8 @@ def _idle_all_along(features: Features) -> Finding | Abstention:
         return Abstention(kind=kind, why="steps went on, or the card was not idle")
     if not below(card.util, 2):
         return Abstention(kind=kind, why="the card works", missing=("steps",))
+    if features.ended.startswith("exit"):
+        return Abstention(kind=kind, why=f"the program ended before its first step: {features.ended[:200]}")
     return priced(
         features,
         kind,

@@ -77,6 +77,7 @@ def timeline(record: RankRecord, *, wall_s: float, ended: str = "") -> Timeline:
 
 
 _BARE = np.uint8(255)
+_H2D = KINDS.index("h2d")
 
 
 def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDArray[np.uint8]]:
@@ -90,7 +91,9 @@ def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDA
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
     if len(state) == 0:
         return np.array([0.0, 0.0]), np.full(1, _BARE, np.uint8)
-    for number, mine in _painting_order(_depths(start, end), kind):
+    depth = _depths(start, end)
+    depth[kind == _H2D] = depth.max(initial=0) + 1
+    for number, mine in _painting_order(depth, kind):
         state[_covered(first[mine], last[mine], len(state))] = _BY_KIND[number]
     return edges, state
 
@@ -98,10 +101,8 @@ def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDA
 def _painting_order(
     depth: NDArray[np.int64], kind: NDArray[np.uint8]
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Who is painted over by whom: the outer by the inner; of two that cross, the kind that stands later.
-
-    A copy that lasts while the host has begun forward is the case in point: `h2d` stands first and wins.
-    """
+    """Who is painted over by whom: the outer by the inner; of two that cross, the kind that stands later. And
+    all by a copy: while the card copies, what the host has launched meanwhile waits for it."""
     last = len(KINDS) - 1
     rank = depth * len(KINDS) + (last - kind)
     for place in np.unique(rank).tolist():

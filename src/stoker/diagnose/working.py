@@ -124,7 +124,7 @@ def _as_quick_as_fp32(features: Features, card: Card) -> bool:
 
 def _precision(features: Features, card: Card, confidence: float, missing: tuple[str, ...]) -> Finding:
     """tf32 is as many times quicker as its peak is higher; a training step gains half of that."""
-    computing = features.loop.share["compute"] if features.loop.steps else card.util / 100
+    computing = features.loop.working if features.loop.steps else card.util / 100
     gain = max(0.5 * card.peaks.tf32 / card.peaks.fp32, 1.5) if card.peaks else 2.0
     said = [f"GPU utilisation {card.util:.0f}%"]
     if known(card.fp32):

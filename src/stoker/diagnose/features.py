@@ -28,6 +28,7 @@ class Loop:
     bare: float  # share of the wall time unattributed between the ends of the first and the last step
     unseen: frozenset[str]  # kinds of spans that nobody could have recorded
     burst: float  # of the loader's wait: how much of it came in a few long waits
+    late: float  # the loader's share of all steps but the first
     opening: float  # of the loader's wait: how much of it came in the first two steps
     epochs: float  # of the loader's wait: how much of it came at the first step and again every so many
     copy_gb_s: float
@@ -118,6 +119,7 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
                 "median_s",
                 "bare",
                 "burst",
+                "late",
                 "opening",
                 "epochs",
                 "copy_gb_s",
@@ -139,6 +141,7 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
         bare=_bare(rank, line, recording.wall_s),
         unseen=unseen,
         burst=_burst(waits),
+        late=_late(waits, rank),
         opening=_opening(waits, rank),
         epochs=_epochs(waits, rank),
         copy_gb_s=gb_s,
@@ -170,6 +173,12 @@ def _median(values: Floats) -> float:
 def _burst(waits: Floats) -> float:
     """How much of the wait came in a few long ones."""
     return float(waits[_long(waits)].sum() / waits.sum()) if waits.sum() > 0 else 0.0
+
+
+def _late(waits: Floats, rank: RankRecord) -> float:
+    """The first step is longer than the others for reasons of its own."""
+    steps_s = (rank.steps.end - rank.steps.start)[1:].sum()
+    return float(waits[1:].sum() / steps_s) if steps_s > 0 else math.nan
 
 
 def _long(waits: Floats) -> NDArray[np.bool_]:

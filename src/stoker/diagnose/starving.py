@@ -36,6 +36,7 @@ def data_starvation(features: Features) -> Finding | Abstention:
         KIND,
         cause=cause,
         share=_lost(features, wait),
+        speedup=_speedup(features, wait),
         confidence=_confidence(features, cause),
         summary=_summary(features, wait, cause),
         evidence=(*_evidence(features, wait), *signs),
@@ -48,6 +49,15 @@ def _overlapped(card: Card | None, loop: Loop) -> bool:
     if card is None or not above(card.util, at("overlapped_util")) or loop.share["data"] > 0.9:
         return False
     return above(card.sm, 70) or above(card.power, at("hot"))
+
+
+def _speedup(features: Features, wait: float) -> float | None:
+    """What steps gain: the rest of a recording, its first step and its end, is paid once."""
+    loop = features.loop
+    if not known(loop.late) or loop.opening > 0.5 or not wait:
+        return None
+    lost = loop.late * _lost(features, wait) / wait
+    return 1 / (1 - min(lost, 0.999))
 
 
 def _lost(features: Features, wait: float) -> float:

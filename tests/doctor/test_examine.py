@@ -16,6 +16,7 @@ from stoker.machine.snapshot import Snapshot
 
 KNOWN_FAULTS = {
     "good_node": {},
+    "h200": {"cache on NVMe": "warn", "access times": "warn"},
     "small_vm": {"locked memory": "warn", "cache on NVMe": "warn", "access times": "warn"},
     "kubernetes_pod": {
         "shared memory": "fail", "memory limit": "warn", "locked memory": "fail", "open files": "warn",

@@ -1,5 +1,5 @@
-"""The main job on embedded defaults: raw text to shards, through a cache, to a training loop; the tutorial
-way and stoker's.
+"""The main job on embedded defaults: raw text to shards, through a cache, to a training loop that is watched;
+the tutorial way and stoker's.
 
     make demo        (or: python examples/demo.py [--megabytes 40] [--folder demo-out])
 
@@ -19,7 +19,6 @@ from pathlib import Path
 
 import corpus
 import local_s3
-import tiny_gpt
 from tiny_gpt import Steps
 
 VOCABULARY = 8192  # small, so that two CPU cores can train on it
@@ -46,7 +45,7 @@ def main() -> None:
     show(rows)
     with local_s3.serving(out.absolute()) as url:
         stage(url, cache := fresh(options.folder / "cache"))
-        show_steps(train_both(usual, url, cache, steps=options.steps))
+        show_steps(train_both(usual, url, cache, folder=options.folder, steps=options.steps))
     print(f"\nthe dataset is in {out}; check it with: stoker prepare verify {out}")
 
 
@@ -99,19 +98,19 @@ def show(rows: list[tuple[str, float, float, float]]) -> None:
         )
 
 
-def train_both(usual: Path, url: str, cache: Path, *, steps: int) -> dict[str, Steps]:
-    """The same tiny GPT, fed both ways, on the GPU where there is one."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"\ntraining a tiny GPT for {steps} steps on {device}, fed both ways ...", flush=True)
-    feeds = {
-        "webdataset, 2 workers": tiny_gpt.tutorial_batches(usual),
-        "stoker.feed": tiny_gpt.stoker_batches(url, cache, device),
-    }
-    return {
-        name: tiny_gpt.train(feed, VOCABULARY, steps=steps, device=device) for name, feed in feeds.items()
-    }
+def train_both(usual: Path, url: str, cache: Path, *, folder: Path, steps: int) -> dict[str, Steps]:
+    """The same tiny GPT, fed both ways, on the GPU where there is one; watched, with a verdict on each."""
+    ways = {"webdataset, 2 workers": ("tutorial", str(usual)), "stoker.feed": ("stoker", url)}
+    runs = {}
+    for name, (way, data) in ways.items():
+        print(f"\ntraining a tiny GPT for {steps} steps, fed by {name}, watched by stoker ...", flush=True)
+        out, run = folder / f"steps-{way}.json", fresh(folder / f"run-{way}")
+        script = [str(Path(__file__).with_name("tiny_gpt.py")), way, data, "--cache", str(cache)]
+        more = ["--vocabulary", str(VOCABULARY), "--steps", str(steps), "--out", str(out)]
+        watch = [sys.executable, "-m", "stoker.cli", "watch", "--hz", "10", "--out", str(run), "--"]
+        subprocess.run([*watch, sys.executable, *script, *more], check=True)
+        runs[name] = Steps(**json.loads(out.read_text()))
+    return runs
 
 
 def show_steps(runs: dict[str, Steps]) -> None:

@@ -1,14 +1,19 @@
 """Train a tiny GPT and split each step into waiting for data, copying it, and computing.
 
-Used by demo.py. The model is real (attention, a vocabulary, AdamW) and small enough for two CPU cores.
+demo.py runs it under `stoker watch`, once for each way of feeding it. The model is real (attention, a
+vocabulary, AdamW) and small enough for two CPU cores.
+
+    python examples/tiny_gpt.py tutorial demo-out/tutorial --steps 40
+    python examples/tiny_gpt.py stoker demo-out/stoker-megatron --steps 40 --cache demo-out/cache
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -114,3 +119,28 @@ def stoker_batches(url: str, cache: Path, device: str) -> Iterator[dict]:
     with stoker.feed(url, cache=cache, batch_size=BATCH, seq_len=LENGTH, device=device) as feed:
         while True:
             yield from feed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("way", choices=["tutorial", "stoker"])
+    parser.add_argument("data", help="a folder of tars, or the dataset's folder or URL")
+    parser.add_argument("--cache", type=Path, default=Path("demo-out/cache"))
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--out", type=Path, help="write what the steps cost here, as JSON")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if given.way == "tutorial":
+        batches = tutorial_batches(Path(given.data))
+    else:
+        batches = stoker_batches(given.data, given.cache, device)
+    seen = train(batches, given.vocabulary, steps=given.steps, device=device)
+    if given.out:
+        given.out.write_text(json.dumps(asdict(seen)))
+
+
+if __name__ == "__main__":
+    main()

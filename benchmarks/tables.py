@@ -151,6 +151,53 @@ def gpu_checkpoint() -> str:
     return "\n".join(rows) + "\n"
 
 
+def watch() -> str:
+    """Faults re-enacted on a card, and what was found."""
+    report = json.loads((RESULTS / "gpu_watch.json").read_text())
+    rows = [
+        f"| injected on one {report['machine']['gpu']} | found first | cause | beside it |",
+        "|---|---|---|---|",
+    ]
+    for name, verdict in report["verdicts"].items():
+        beside = ", ".join(verdict["others"]) or "nothing"
+        rows.append(f"| {name} | {verdict['found']} | {verdict['cause'] or ''} | {beside} |")
+    (alone,), (watched,) = report["cost"]["alone_ms"], report["cost"]["watched_ms"]
+    foretold, measured = (report["price"][f"{name}_speedup"] for name in ("foretold", "measured"))
+    said = (
+        f"A healthy step took {alone:.2f} ms alone, {watched:.2f} ms watched. Without its waits the starved "
+        f"job was foretold to be {foretold:.2f} times as fast; with cached batches it was {measured:.2f} "
+        "times.\n"
+    )
+    return "\n".join(rows) + "\n\n" + said
+
+
+def summary() -> str:
+    """One line for each stage, beside its best peer."""
+    prepared, loaded, fed, saved, seen = (
+        json.loads((RESULTS / f"{name}.json").read_text())
+        for name in ("prepare", "load_tokens", "gpu_feed", "gpu_checkpoint", "gpu_watch")
+    )
+    paths = fed["paths"]
+    waits = {name: fed["training"][name]["wait_share"] for name in ("stoker", "tutorial")}
+    size = saved["snapshot"]["state_bytes"] / 1e9
+    stalls = [saved[name]["stall_s"] * 1e3 for name in ("overlap", "dcp_pinned")]
+    rows = [
+        ("prepare, 2 cores", f"{prepared['ratios']['default over the better peer']:.0f} times the better of "
+         "megatron-core and datatrove"),
+        ("load, 2 cores", f"{loaded['ratios']['inline / litdata']:.1f} times litdata, "
+         f"{loaded['ratios']['inline / DataLoader+memmap']:.1f} times DataLoader; with workers "
+         f"{loaded['ratios']['threads / best peer with workers']:.0f} times the best peer"),
+        ("feed, H200", f"a GPT step waits {waits['stoker']:.2%} of the time for data; the tutorial pipeline "
+         f"{waits['tutorial']:.0%}"),
+        ("disk to GPU, H200", f"{paths['disk']['share']:.2f} of bare O_DIRECT reads; page cache to GPU "
+         f"{paths['page_cache_share_of_pinned']:.2f} of pinned copies"),
+        ("checkpoint, H200", f"stalls {stalls[0]:.0f} ms for {size:.0f} GB; dcp.async_save "
+         f"{stalls[1]:.0f} ms"),
+        ("watch, H200", f"{seen['right']} of {seen['of']} injected faults named, nothing else beside them"),
+    ]  # fmt: skip
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {said} |" for name, said in rows)]) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "prepare": prepare,
     "stage": stage,
@@ -159,6 +206,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan_model": plan_model,
     "checkpoint": checkpoint,
     "gpu_checkpoint": gpu_checkpoint,
+    "watch": watch,
+    "summary": summary,
 }
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import machines
+import surroundings
 
 from stoker.diagnose.features import Features, features
 from stoker.runs import read
@@ -26,7 +26,7 @@ class Scenario:
     job: str
     kinds: tuple[str, ...]
     causes: tuple[str, ...] = ()
-    machine: Callable[[Path], AbstractContextManager[list[str]]] = machines.plain
+    machine: Callable[[Path], AbstractContextManager[list[str]]] = surroundings.plain
     ranks: int = 1
     slow: bool = True
 
@@ -71,35 +71,35 @@ SCENARIOS = (
         job="--batch read --file data.bin --workers 1 --steps 60",
         kinds=("data_starvation",),
         causes=("storage",),
-        machine=machines.slow_disk,
+        machine=surroundings.slow_disk,
     ),
     Scenario(
         name="CPU quota",
         job="--batch compute --seconds 0.03 --workers 1 --steps 40 --size 64",
         kinds=("data_starvation",),
         causes=("quota",),
-        machine=machines.half_a_core,
+        machine=surroundings.half_a_core,
     ),
     Scenario(
         name="one core allowed",
         job="--batch compute --seconds 0.06 --workers 2 --steps 50",
         kinds=("data_starvation",),
         causes=("cpu",),
-        machine=machines.one_core,
+        machine=surroundings.one_core,
     ),
     Scenario(
         name="busy neighbours",
         job="--batch compute --seconds 0.06 --workers 1 --steps 50",
         kinds=("data_starvation",),
         causes=("contention",),
-        machine=machines.busy_neighbours,
+        machine=surroundings.busy_neighbours,
     ),
     Scenario(
         name="red herring",  # it reads from a disk, and has no core to do it with
         job="--batch compute --seconds 0.06 --workers 3 --file data.bin --steps 60",
         kinds=("data_starvation",),
         causes=("cpu",),
-        machine=machines.one_core,
+        machine=surroundings.one_core,
     ),
     Scenario(
         name="epochs",
@@ -112,7 +112,7 @@ SCENARIOS = (
         name="tiny shm",
         job="--batch big --workers 2 --steps 200 --die-after 20",
         kinds=("shm_pressure",),
-        machine=machines.tiny_shm,
+        machine=surroundings.tiny_shm,
     ),
     Scenario(
         name="saving",

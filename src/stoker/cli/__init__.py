@@ -43,8 +43,9 @@ class _Verbs(click.Group):
 def stoker() -> None:
     """Keep GPUs fed.
 
-    The verbs follow the data: prepare raw text into shards, stage them next to the GPU. Loading them is
-    Python: `stoker.feed`.
+    The verbs follow the data: prepare raw text into shards, stage them next to the GPU, look after
+    checkpoints. Loading and saving are Python: `stoker.feed`, `stoker.Checkpointer`. Then: watch any
+    training job and diagnose why its GPU waits; check a machine, size a job, write its manifests.
     """
 
 

@@ -43,7 +43,7 @@ def print_card(summary: Summary, console: Console) -> None:
     if finding is not None:
         _listed(console, "what to change", finding.remedy)
         _listed(console, "evidence", finding.evidence)
-        _listed(console, "not seen", dict.fromkeys((*finding.missing, *summary.missing)))
+        _listed(console, "not seen", [*dict.fromkeys((*finding.missing, *summary.missing))])
     _listed(
         console,
         "also",

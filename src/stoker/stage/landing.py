@@ -44,14 +44,17 @@ class Landing:
         self._first = part.slices(number).start
         self._running: dict[int, xxhash.xxh3_64] = {}  # slices that have landed in part
         self._early: dict[int, list[tuple[int, int]]] = {}  # pieces that came before the one before them
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._front, self._end = self._first, part.slices(number).stop  # landed whole up to the front
         digest = self._file.digest
         self._follower = Follower(handle, self._file.bytes, like=digest) if digest else None
         self._advance()
 
     def write(self, offset: int, data: memoryview) -> None:
-        write_all(self._handle, data, offset)
+        # The kernel lets one writer into a file at a time, and the others spin for their turn: on ext4 and 2
+        # cores that took twice the CPU and half of the speed.
+        with self._writing:
+            write_all(self._handle, data, offset)
         if self._follower:
             self._follower.offer(offset, data)
         index, start = divmod(offset, SLICE_BYTES)

@@ -27,18 +27,18 @@ def test_fixed_and_proportional_time_of_a_job_under_a_shell(
     run_stoker: Callable[..., Any], tmp_path: Path
 ) -> None:
     # The shell starts the program as a child: told to end, it leaves that one behind for us.
-    shell = ("sh", "-c", '"$0" "$@"; exit $?', sys.executable, PROGRAM, "--batch-size", 20)
-    options = ("--out", "run", "--gpu", "none", "--what-if", "batch", "--window", 0.6)
+    shell = ("sh", "-c", '"$0" "$@"; exit $?', sys.executable, PROGRAM, "--batch-size", 8)
+    options = ("--out", "run", "--gpu", "none", "--what-if", "batch", "--window", 0.4)
     done = run_stoker("watch", *options, "--", *shell, env={"OMP_NUM_THREADS": "1"})
     assert done.rc == 0, done.stderr
     folder = tmp_path / "run"
     found = json.loads((folder / "whatif.json").read_text())
-    assert [one["batch"] for one in found["visits"]] == [10, 40, 20, 40, 10]
+    assert [one["batch"] for one in found["visits"]] == [4, 16, 8, 16, 4]
     for size in found["split"]["sizes"]:
         assert size["step_s"] >= 0.020 + 0.002 * size["batch"], "a sleep is never shorter than asked for"
     assert found["split"]["per_sample_s"] > 0
     assert "is fixed (communication, launches, optimizer)" in done.stderr
-    assert runs.read(folder / "3-batch-20").ended == "ended when its window was over"
+    assert runs.read(folder / "3-batch-8").ended == "ended when its window was over"
     assert [pid for pid in map(_trainer, folder.glob("*/proc-*.json")) if _runs(pid)] == []
     page = (folder / "whatif.html").read_text("utf-8")
     assert page.count("<circle") == 3

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, shown, verdict
 from stoker.errors import UsageError
+
+if TYPE_CHECKING:
+    from stoker.observe.sizes import BatchFlag
+    from stoker.observe.watch import Options
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -26,9 +31,22 @@ from stoker.errors import UsageError
 @click.option("--pid", type=int, help="Observe a running process from outside instead of starting one.")
 @click.option(
     "--what-if",
-    type=click.Choice(["data"]),
+    type=click.Choice(["data", "batch"]),
     default=None,
-    help="Serve cached batches in every other window, to measure what a perfect loader would give.",
+    help="data: serve cached batches in every other window, to measure what a perfect loader would give. "
+    "batch: run at half, double and the same batch size, to part fixed from proportional time.",
+)
+@click.option(
+    "--batch-flag",
+    metavar="FLAG",
+    help="What COMMAND calls its batch size.  [default: --batch-size and its like]",
+)
+@click.option(
+    "--window",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Seconds of steps at each batch size; then the command is sent SIGTERM.",
 )
 @click.option(
     "--page",
@@ -54,6 +72,8 @@ def command(
     gpu: str,
     pid: int | None,
     what_if: str | None,
+    batch_flag: str | None,
+    window: float,
     page: str | None,
     metrics: str | None,
     price: float | None,
@@ -63,13 +83,23 @@ def command(
 
     Nothing in the program changes: same output, same exit code, signals are passed on.
     """
+    from stoker.observe.sizes import find_flag
     from stoker.observe.watch import Options, name_of, watch
 
     if bool(command) == (pid is not None):
         raise UsageError("give either a command or --pid", hint="stoker watch -- python train.py")
+    if batch_flag and what_if != "batch":
+        raise UsageError(
+            "--batch-flag says nothing without --what-if batch", hint="add it, or leave both out"
+        )
+    if what_if == "batch" and pid is not None:
+        raise UsageError("--what-if batch starts a command several times", hint="give a command, not --pid")
+    flag = find_flag(command, name=batch_flag) if what_if == "batch" else None
     folder = out or _new_folder(Path(name_of(command)).stem if command else f"pid-{pid}")
-    options = Options(folder=folder, hz=hz, gpu=gpu, what_if=what_if or "")
+    options = Options(folder=folder, hz=hz, gpu=gpu, what_if="data" if what_if == "data" else "")
     showing = Showing(page=page, metrics=metrics, price=price)
+    if flag:
+        context.exit(_what_if_batch(flag, options, showing, window_s=window))
     with shown(folder, showing):
         if pid is not None:
             from stoker.observe.outside import watch_pid
@@ -78,9 +108,22 @@ def command(
         else:
             code = watch(command, options)
     verdict(folder, showing)
-    if what_if:
+    if what_if == "data":
         _say_ceiling(folder)
     context.exit(code)
+
+
+def _what_if_batch(flag: BatchFlag, options: Options, showing: Showing, *, window_s: float) -> int:
+    """Run every size and say what they show: on stderr, because stdout is the program's."""
+    from stoker.observe.whatif import watch_sizes
+    from stoker.report.whatif import whatif_lines, write_whatif
+
+    found = watch_sizes(flag, options, window_s=window_s, shown=lambda folder: shown(folder, showing))
+    click.echo("\n".join(["", *whatif_lines(found)]), err=True)
+    page = options.folder / "whatif.html"
+    write_whatif(found, page)
+    click.echo(f"\nruns    {options.folder}\nplot    {page}", err=True)
+    return found.code
 
 
 def _say_ceiling(folder: Path) -> None:

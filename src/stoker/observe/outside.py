@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError
+from stoker.observe.sampler import lives
 from stoker.observe.watch import Node, Options, begin_run, sampling
 from stoker.runs.files import Clock, Events, process_key, write_meta
 
@@ -44,7 +45,7 @@ def _until_it_ends(pid: int, stacks: _Stacks) -> str:
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for look in itertools.count():
-            if not _lives(pid):
+            if not lives(pid):
                 break
             if look % _LOOKS_PER_STACK == 0:
                 stacks.take()
@@ -56,14 +57,6 @@ def _until_it_ends(pid: int, stacks: _Stacks) -> str:
             signal.signal(number, action)
 
     return "ended"
-
-
-def _lives(pid: int) -> bool:
-    """Not gone, and not a zombie. It is no child of ours, so nothing tells us its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def _interrupt(*_: object) -> None:

@@ -19,6 +19,7 @@ from stoker.inside.whatif import VARIABLE as WHAT_IF
 from stoker.observe.ending import ending
 from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers
+from stoker.observe.window import Window
 from stoker.runs.files import Clock, node_name, read_meta, write_meta
 
 _PASSED_ON = (
@@ -78,8 +79,14 @@ class Node:
         self.tell(missing=[*self._facts["missing"], *filter(None, lines)])
 
 
-def watch(command: Sequence[str], options: Options, *, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the command to its end; gives its exit code, 128 + N where signal N killed it."""
+def watch(
+    command: Sequence[str],
+    options: Options,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    window: Window | None = None,
+) -> int:
+    """Run the command to its end or the window's; gives its exit code, 128 + N where signal N killed it."""
     node = begin_run(options, argv=command, title=name_of(command))
     node.miss(not_attachable(command))
     if options.what_if:
@@ -88,8 +95,12 @@ def watch(command: Sequence[str], options: Options, *, environ: Mapping[str, str
     with injected(command, options.folder, environ) as child_environ, _signals() as came:
         pid = _spawn(command, child_environ)
         with sampling(options, node, lambda: trainers(options.folder, node.name)):
-            status = _wait(pid, came)
+            status = _wait(pid, came, window)
+            if window:
+                window.close()
     ended = ending(status, folder=options.folder, pid=pid, oom_kills=_oom_kills() - kills)
+    if window and window.over:
+        ended = "ended when its window was over"
     node.tell(ended=ended, ended_at=time.time())
     return status if status >= 0 else 128 - status
 
@@ -150,14 +161,16 @@ def _spawn(command: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}", hint="check the command") from error
 
 
-def _wait(pid: int, came: int) -> int:
+def _wait(pid: int, came: int, window: Window | None) -> int:
     """Pass signals on until the child has ended; gives its exit code, or minus the signal's number."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        select.select([came], [], [])
-        for number in os.read(came, 64):
+        ready, _, _ = select.select([came], [], [], window.look(pid) if window else None)
+        for number in os.read(came, 64) if ready else b"":
+            if window:
+                window.passed_on(number)
             if number != signal.SIGCHLD and not (number in _FROM_TERMINAL and _in_foreground()):
                 os.kill(pid, number)
 

@@ -46,6 +46,7 @@ EXPLAINS = {
 }
 UNEXPLAINED = 0.12  # of the time: Python between steps takes a few percent
 # A job that no longer moves, or soon will not, comes before one that is slow.
+_ENDED_WELL = ("exit 0", "running", "ended when its window was over")
 _FATAL = ("shm_pressure", "collective_hang", "host_hang")
 
 
@@ -117,7 +118,7 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     card, loop = seen.card, seen.loop
     if card is None and (not loop.steps or seen.facts.get("gpu")):
         return "the GPU was not read"
-    if seen.ended and seen.ended not in ("exit 0", "running"):
+    if seen.ended and seen.ended not in _ENDED_WELL:
         return f"it ended badly: {seen.ended[:200]}"
     if loop.steps and any(one.kind.endswith("hang") and one.missing for one in abstained):
         return "a long stop could not be explained"

@@ -45,8 +45,8 @@ EXPLAINS = {
     "straggler": ("communication_bound",),
 }
 UNEXPLAINED = 0.12  # of the time: Python between steps takes a few percent
-# A job that no longer moves, or soon will not, comes before one that is slow.
 _ENDED_WELL = ("exit 0", "running", "ended when its window was over")
+# A job that no longer moves, or soon will not, comes before one that is slow.
 _FATAL = ("shm_pressure", "collective_hang", "host_hang")
 
 

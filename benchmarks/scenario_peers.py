@@ -6,7 +6,7 @@ it or against it. traceml-ai is read in its favour:
   * its job has the two lines that it asks of a plain loop (`traceml_job.py`); the scenarios of the quick
     suite also run unchanged, to show what it says then
   * its words are taken for every kind they fit (`FITS`): "residual" names checkpoints and CPU stalls among
-    others, so it is right for a save, a hang and a rank that sleeps
+    others, so it is right for a save, a hang and a rank that is late
   * everything its step timing lists may earn the point; only its verdict may be wrong
   * "compute-bound" and "no clear bottleneck" are healthy; "insufficient data" is no verdict: a miss, no error
   * pressure that it reports of host and process ("high CPU") is kept beside and costs it nothing
@@ -18,6 +18,7 @@ Needs root, for cgroups and a mount. What is known of a scenario is replaced, th
 
     python benchmarks/scenario_peers.py                       # all, some 12 minutes on two quiet cores
     python benchmarks/scenario_peers.py healthy "late rank"   # these only
+    python benchmarks/scenario_peers.py --score               # none: reads the words in the file again
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from stoker.errors import StokerError  # noqa: E402
 FITS = {
     "INPUT_BOUND": ("data_starvation",),
     "H2D_BOUND": ("h2d_copy",),
-    "RESIDUAL_HEAVY": ("checkpoint_stall", "host_hang", "straggler"),
+    "RESIDUAL_HEAVY": ("checkpoint_stall", "host_hang", "collective_hang", "straggler"),
     "STRAGGLER": ("straggler", "collective_hang"),
     "INPUT_STRAGGLER": ("straggler", "data_starvation"),
     "COMPUTE_STRAGGLER": ("straggler",),
@@ -64,7 +65,8 @@ def main() -> None:
         if not sys.argv[1:] or scenario.name in sys.argv[1:]:
             known[scenario.name] = row = compared(scenario)
             print(f"{scenario.name}: {row['stoker']} | {row['traceml']}", flush=True)
-            write({one.name: known[one.name] for one in SCENARIOS if one.name in known})
+            write(known)
+    write(known)
 
 
 def compared(scenario: Scenario) -> dict[str, object]:
@@ -131,7 +133,7 @@ def read_summary(summary: dict, *, injected: tuple[str, ...]) -> dict[str, objec
     beside = {name: (summary[name].get("diagnosis") or {}).get("status") for name in ("system", "process")}
     return {
         "kinds": taken_for(verdict["kind"], listed, injected=injected),
-        "verdict": verdict["status"],
+        "verdict": verdict["kind"],
         "why": verdict["summary"],
         "next": verdict["action"],
         "step_time_lists": listed,
@@ -140,13 +142,13 @@ def read_summary(summary: dict, *, injected: tuple[str, ...]) -> dict[str, objec
 
 
 def taken_for(verdict: str, listed: list[str], *, injected: tuple[str, ...]) -> list[str]:
-    """Kinds of ours: all injected ones that fit something it lists, else the first its verdict means."""
+    """All injected kinds that fit something it lists; its verdict as it is where that fits none of them."""
+    meant = FITS.get(verdict, ())
+    if not meant or "healthy" in meant:
+        return list(meant)
     fitting = {kind for one in (verdict, *listed) for kind in FITS.get(one, ())}
-    if "healthy" in FITS.get(verdict, ()):
-        return ["healthy"]
-    right = [kind for kind in injected if kind in fitting]
-    wrong = not set(FITS.get(verdict, ())) & set(injected)
-    return right + [kind for kind in FITS.get(verdict, ())[:1] if wrong]
+    wrong = [] if set(meant) & set(injected) else [verdict.lower()]
+    return [kind for kind in injected if kind in fitting] + wrong
 
 
 # --- scores -------------------------------------------------------------------------------------------
@@ -171,12 +173,14 @@ def score(rows: dict[str, dict], who: str) -> dict[str, float]:
     }
 
 
-def write(rows: dict[str, dict]) -> None:
+def write(known: dict[str, dict]) -> None:
+    rows = {one.name: read_again(known[one.name]) for one in SCENARIOS if one.name in known}
     caused = [row["stoker"] for row in rows.values() if row["causes"]]
     report = {
         "question": __doc__.partition("\n")[0],
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "device": "cpu"},
         "versions": {name: metadata.version(name) for name in ("torch", "traceml-ai")},
+        "suite": len(SCENARIOS),
         "runs": len(rows),
         "healthy": sum(row["injected"] == ["healthy"] for row in rows.values()),
         "stoker": score(rows, "stoker"),
@@ -186,6 +190,15 @@ def write(rows: dict[str, dict]) -> None:
         "scenarios": rows,
     }
     REPORT.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_again(row: dict) -> dict:
+    """A row with traceml-ai's words taken as `FITS` has them now."""
+    said = {name: row[name] for name in ("traceml", "traceml_unchanged") if "verdict" in row.get(name, {})}
+    for name, one in said.items():
+        kinds = taken_for(one["verdict"], one["step_time_lists"], injected=tuple(row["injected"]))
+        said[name] = {**one, "kinds": kinds}
+    return {**row, **said}
 
 
 if __name__ == "__main__":

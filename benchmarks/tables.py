@@ -177,19 +177,21 @@ def scenarios() -> str:
     report = json.loads((RESULTS / "scenarios.json").read_text())
     names = {"stoker": "`stoker watch`", "traceml": f"traceml-ai {report['versions']['traceml-ai']}"}
     rows = [
-        f"| {report['runs']} runs, {report['healthy']} of them healthy | precision | recall | "
-        "false alarms on healthy | no verdict | nothing missed, nothing wrong |",
+        f"| {report['runs']} of {report['suite']} scenarios, {report['healthy']} healthy | precision | "
+        "recall | false alarms on healthy | no verdict | nothing missed, nothing wrong |",
         "|---|---|---|---|---|---|",
     ]
     for who, label in names.items():
         got = report[who]
         counts = " | ".join(str(got[key]) for key in ("false_alarms", "no_verdict", "right_runs"))
         rows.append(f"| {label} | {got['precision']:.2f} | {got['recall']:.2f} | {counts} |")
-    causes, alone = report["causes"], _unchanged(report["scenarios"])
+    causes, runs = report["causes"], report["scenarios"]
     said = (
-        f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none. "
+        f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none."
     )
-    return "\n".join(rows) + f"\n\n{said}{alone}\n"
+    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in runs.values())
+    quiet = f"In {crowded} of stoker's runs others kept more than 0.3 of the 2 cores busy."
+    return "\n".join([*rows, "", said, _unchanged(runs), quiet]) + "\n"
 
 
 def _unchanged(rows: dict) -> str:
@@ -234,7 +236,7 @@ def scenario_runs() -> str:
             if sorted(got["kinds"]) == sorted(row["injected"])
         ]
         injected = ", ".join(row["injected"]) + (f" ({' or '.join(row['causes'])})" if row["causes"] else "")
-        words = theirs.get("verdict", "no summary")
+        words = theirs.get("verdict", "no summary").lower().replace("_", " ")
         lines.append(f"| {name} | {injected} | {_said(ours)} | {words} | {_both(right)} |")
     return "\n".join(lines) + "\n"
 

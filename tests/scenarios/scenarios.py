@@ -39,7 +39,7 @@ SCENARIOS = (
     Scenario(
         name="healthy quick batches", job="--batch sleep --seconds 0.001 --steps 150", kinds=("healthy",)
     ),
-    Scenario(name="healthy two threads", job="--threads 2 --steps 150", kinds=("healthy",)),
+    Scenario(name="healthy two threads", job="--threads 2 --steps 60", kinds=("healthy",)),
     Scenario(name="healthy two ranks", job="--steps 80", kinds=("healthy",), ranks=2),
     Scenario(name="healthy one late batch", job="--workers 1 --start 1 --steps 150", kinds=("healthy",)),
     Scenario(

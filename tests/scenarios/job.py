@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+BATCHES = ("free", "sleep", "compute", "crowd", "read", "big")
+
 
 def main() -> None:
     given = options()
@@ -27,8 +29,9 @@ def main() -> None:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", choices=["free", "sleep", "compute", "read", "big"], default="free")
+    parser.add_argument("--batch", choices=[*BATCHES], default="free")
     parser.add_argument("--seconds", type=float, default=0.0, help="that a batch takes to make")
+    parser.add_argument("--batch-threads", type=int, default=8, help="that --batch crowd starts")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--start", type=float, default=0.0, help="seconds a worker takes to start")
     parser.add_argument("--epoch", type=int, default=10**6, help="batches of an epoch")
@@ -62,6 +65,8 @@ class Batches(Dataset):  # type: ignore[type-arg]
             time.sleep(given.seconds)
         elif given.batch == "compute":
             compute(given.seconds)
+        elif given.batch == "crowd":
+            compute_crowded(given.batch_threads)
         elif given.batch == "read":
             read_directly(given.file, index)
         size = 4 << 20 if given.batch == "big" else 64
@@ -73,6 +78,14 @@ def compute(seconds: float) -> None:
     begin = time.thread_time()
     while time.thread_time() - begin < seconds:
         sum(range(300))
+
+
+def compute_crowded(threads: int) -> None:
+    """Some 0.15 s of one core, dealt out to more threads than there are cores."""
+    torch.set_num_threads(threads)
+    values = torch.ones(1 << 22)
+    for _ in range(48):
+        values = values.sin()
 
 
 def read_directly(path: Path, index: int) -> None:
@@ -88,7 +101,8 @@ def read_directly(path: Path, index: int) -> None:
 
 
 def train(given: argparse.Namespace) -> None:
-    rank = int(os.environ.get("RANK", "-1"))
+    many = int(os.environ.get("WORLD_SIZE", "1")) > 1  # a launcher may also start one process alone
+    rank = int(os.environ["RANK"]) if many else -1
     if rank >= 0:
         torch.distributed.init_process_group("gloo")
     model = torch.nn.Sequential(

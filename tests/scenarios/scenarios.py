@@ -39,6 +39,7 @@ SCENARIOS = (
     Scenario(
         name="healthy quick batches", job="--batch sleep --seconds 0.001 --steps 150", kinds=("healthy",)
     ),
+    Scenario(name="healthy two threads", job="--threads 2 --steps 60", kinds=("healthy",)),
     Scenario(name="healthy two ranks", job="--steps 80", kinds=("healthy",), ranks=2),
     Scenario(name="healthy one late batch", job="--workers 1 --start 1 --steps 150", kinds=("healthy",)),
     Scenario(
@@ -95,6 +96,12 @@ SCENARIOS = (
         machine=surroundings.busy_neighbours,
     ),
     Scenario(
+        name="oversubscribed threads",
+        job="--batch crowd --batch-threads 8 --workers 4 --steps 50",
+        kinds=("data_starvation",),
+        causes=("cpu",),
+    ),
+    Scenario(
         name="red herring",  # it reads from a disk, and has no core to do it with
         job="--batch compute --seconds 0.06 --workers 3 --file data.bin --steps 60",
         kinds=("data_starvation",),
@@ -144,16 +151,24 @@ SCENARIOS = (
 
 def watched(scenario: Scenario, folder: Path, *, environ: dict[str, str]) -> Features:
     """Run the scenario's job under `stoker watch`, and what its run folder shows."""
-    if "data.bin" in scenario.job:
-        (folder / "data.bin").write_bytes(bytes(64 << 20))
     launch = TORCHRUN if scenario.ranks > 1 else []
     watch = [sys.executable, "-m", "stoker.cli", "watch", "--hz", "5", "--out", "run", "--"]
+    enact(scenario, folder, [*watch, sys.executable, *launch, str(JOB)], environ=environ)
+    return features(read(folder / "run"))
+
+
+def enact(
+    scenario: Scenario, folder: Path, command: list[str], *, environ: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that takes the job's options, in the folder and on the machine of the scenario."""
+    if "data.bin" in scenario.job:
+        (folder / "data.bin").write_bytes(bytes(64 << 20))
     with scenario.machine(folder) as before:
-        subprocess.run(
-            [*before, *watch, sys.executable, *launch, str(JOB), *scenario.job.split()],
+        return subprocess.run(
+            [*before, *command, *scenario.job.split()],
             cwd=folder,
             env=environ,
             capture_output=True,
+            text=True,
             timeout=150,
         )
-    return features(read(folder / "run"))

@@ -184,7 +184,7 @@ def scenarios() -> str:
     for who, label in names.items():
         got = report[who]
         counts = " | ".join(str(got[key]) for key in ("false_alarms", "no_verdict", "right_runs"))
-        rows.append(f"| {label} | {got['precision']:.2f} | {got['recall']:.2f} | {counts} |")
+        rows.append(f"| {label} | {got['precision']:.3f} | {got['recall']:.3f} | {counts} |")
     causes, runs = report["causes"], report["scenarios"]
     said = (
         f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none."

@@ -110,7 +110,7 @@ def measure_cost(folder: Path, seconds: float, turns: int) -> dict:
         "alone_ms": [1e3 * value for value in alone],
         "watched_ms": [1e3 * value for value in under],
         "cost_share": statistics.median(under) / base - 1,
-        "null_share": (max(alone) - min(alone)) / base,
+        "null_share": (max(alone) - min(alone)) / base if turns > 1 else None,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,13 @@ def test_the_schemas_would_see_a_slip() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("overlay", ["base", "prepare", "monitoring", "overlays/local-volume",
                                      "overlays/operator", "overlays/one-node"])  # fmt: skip
-def test_kustomize_builds_every_folder_into_valid_objects(tmp_path: Path, overlay: str) -> None:
+def test_kustomize_builds_every_folder_into_valid_objects(
+    tmp_path: Path, overlay: str, skip_or_fail: Callable[[str], None]
+) -> None:
     kubectl = shutil.which("kubectl")
-    if not kubectl:
-        pytest.skip("kubectl is not installed")  # no Debian package has a current one
+    if not kubectl:  # no Debian package has a current one
+        skip_or_fail("kubectl is not installed")
+    assert kubectl
     write_files(tmp_path, kubernetes_files(deployment(prepare=PREPARE, namespace="team-a")))
     built = subprocess.run(
         [kubectl, "kustomize", tmp_path / overlay], capture_output=True, text=True, check=True, timeout=60

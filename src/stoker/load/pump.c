@@ -80,7 +80,8 @@ typedef struct Job {
     Pool *pool;
     void *after, *ready; /* events: not before the one; the other once all has been copied */
     int state, done, holders;
-    int count;
+    int begun, running; /* steps: whether one was taken, and how many are being done */
+    int at, count;      /* the piece that the next step is cut from, of how many */
     Piece pieces[];
 } Job;
 
@@ -137,70 +138,56 @@ static int fill(int file, char *stage, size_t wanted, size_t asked, int64_t offs
     return FINE;
 }
 
-/* Read in steps that end on multiples of the step, so that neighbours read each page once. */
-static int pump(Pool *pool, Ring *ring, Piece piece)
-{
-    while (piece.bytes) {
-        size_t lead = piece.offset % PAGE, step = pool->step - (size_t)(piece.offset % (int64_t)pool->step);
-        size_t here = step < piece.bytes ? step : piece.bytes;
-        size_t asked = (lead + here + PAGE - 1) / PAGE * PAGE;
-        int now = ring->next, problem;
-        char *stage = ring->memory + now * pool->step;
-        ring->next = (now + 1) % STAGES;
-        if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
-            return CUDA_FAILED;
-        if ((problem = fill(piece.file, stage, lead + here, asked, piece.offset - (int64_t)lead)))
-            return problem;
-        if (cuda.copy(piece.target, stage + lead, here, pool->stream) ||
-            cuda.record(ring->copied[now], pool->stream))
-            return CUDA_FAILED;
-        ring->in_flight[now] = 1;
-        piece.offset += (int64_t)here, piece.target += here, piece.bytes -= here;
-    }
-    return FINE;
-}
-
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Read the blocks a piece lies in, as many at a time as a stage holds, and copy what is asked for of them. */
-static int pump_verified(Pool *pool, Ring *ring, Piece piece)
+/* Cut the next step off a job, with the lock held: as much as a stage takes. Steps end on multiples of that, so
+   that neighbours read each page and each block once. */
+static Piece cut_step(Pool *pool, Job *job)
 {
-    int64_t room = (int64_t)pool->step / piece.block * piece.block;
-    while (piece.bytes) {
-        int64_t begin = piece.offset / piece.block * piece.block, lead = piece.offset - begin;
-        int64_t here = smaller((int64_t)piece.bytes, room - lead);
-        int64_t blocks = (lead + here + piece.block - 1) / piece.block;
-        int64_t wanted = smaller(blocks * piece.block, piece.size - begin);
-        int now = ring->next, problem;
-        char *stage = ring->memory + now * pool->step;
-        ring->next = (now + 1) % STAGES;
-        if (wanted < lead + here)
-            return FILE_ENDED;
-        if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
-            return CUDA_FAILED;
-        if ((problem = fill(piece.file, stage, wanted, (wanted + PAGE - 1) / PAGE * PAGE, begin)))
-            return problem;
-        for (int64_t i = 0; i < blocks; i++)
-            if (hash(stage + i * piece.block, smaller(piece.block, wanted - i * piece.block)) !=
-                piece.digests[begin / piece.block + i])
-                return DIGEST_DIFFERS;
-        if (cuda.copy(piece.target, stage + lead, here, pool->stream) ||
-            cuda.record(ring->copied[now], pool->stream))
-            return CUDA_FAILED;
-        ring->in_flight[now] = 1;
-        piece.offset += here, piece.target += here, piece.bytes -= here;
-    }
-    return FINE;
+    Piece *piece = &job->pieces[job->at], step = *piece;
+    int64_t room = (int64_t)pool->step;
+    if (piece->digests)
+        room = room / piece->block * piece->block;
+    step.bytes = (size_t)smaller((int64_t)piece->bytes, room - piece->offset % room);
+    piece->offset += (int64_t)step.bytes, piece->target += step.bytes, piece->bytes -= step.bytes;
+    while (job->at < job->count && !job->pieces[job->at].bytes)
+        job->at++;
+    return step;
 }
 
-static int run_job(Pool *pool, Ring *ring, Job *job)
+static int are_good(const char *stage, Piece step, int64_t begin, int64_t bytes)
 {
-    int problem = FINE;
-    if (job->after && cuda.wait(pool->stream, job->after, 0))
+    for (int64_t at = 0; at < bytes; at += step.block)
+        if (hash(stage + at, (size_t)smaller(step.block, bytes - at)) != step.digests[(begin + at) / step.block])
+            return 0;
+    return 1;
+}
+
+/* Read the pages or blocks that a step lies in, verify blocks, and ask for the copy of the step. */
+static int pump(Pool *pool, Ring *ring, Piece step)
+{
+    int64_t unit = step.digests ? step.block : PAGE;
+    int64_t begin = step.offset / unit * unit, lead = step.offset - begin;
+    int64_t wanted = lead + (int64_t)step.bytes;
+    int now = ring->next, problem;
+    char *stage = ring->memory + now * pool->step;
+    if (step.digests && wanted > step.size - begin)
+        return FILE_ENDED;
+    if (step.digests)
+        wanted = smaller((wanted + unit - 1) / unit * unit, step.size - begin);
+    ring->next = (now + 1) % STAGES;
+    if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
         return CUDA_FAILED;
-    for (int i = 0; i < job->count && !problem; i++)
-        problem = (job->pieces[i].digests ? pump_verified : pump)(pool, ring, job->pieces[i]);
-    return !problem && cuda.record(job->ready, pool->stream) ? CUDA_FAILED : problem;
+    ring->in_flight[now] = 0;
+    if ((problem = fill(step.file, stage, wanted, (wanted + PAGE - 1) / PAGE * PAGE, begin)))
+        return problem;
+    if (step.digests && !are_good(stage, step, begin, wanted))
+        return DIGEST_DIFFERS;
+    if (cuda.copy(step.target, stage + lead, step.bytes, pool->stream) ||
+        cuda.record(ring->copied[now], pool->stream))
+        return CUDA_FAILED;
+    ring->in_flight[now] = 1;
+    return FINE;
 }
 
 static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
@@ -211,15 +198,50 @@ static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
         free(pool);
 }
 
-static void finish(Job *job, int state) /* with the lock held */
+static void finish(Job *job) /* with the lock held */
 {
-    job->state = state;
+    if (!job->state && cuda.record(job->ready, job->pool->stream))
+        job->state = CUDA_FAILED;
     job->done = 1;
+    pthread_cond_broadcast(&job->pool->done);
     if (--job->holders == 0) {
         cuda.destroy(job->ready);
         job->pool->holders--;
         free(job);
     }
+}
+
+static void leave_queue(Pool *pool) /* with the lock held */
+{
+    if (!(pool->first = pool->first->next))
+        pool->last = NULL;
+}
+
+/* Do a step of the first job, with the lock held. A job leaves the queue with its last step: all threads work
+   on what is needed first. The stream takes copies in the order in which they are asked for, so the event to
+   wait for is put before the first of a job, and its own event behind the last. */
+static void do_step(Pool *pool, Ring *ring, int problem)
+{
+    Job *job = pool->first;
+    job->running++;
+    if (!problem && !job->begun && job->after && cuda.wait(pool->stream, job->after, 0))
+        problem = CUDA_FAILED;
+    job->begun = 1;
+    if (!problem && job->at < job->count) {
+        Piece step = cut_step(pool, job);
+        if (job->at == job->count)
+            leave_queue(pool);
+        pthread_mutex_unlock(&pool->lock);
+        problem = pump(pool, ring, step);
+        pthread_mutex_lock(&pool->lock);
+    }
+    job->running--;
+    if (problem && !job->state)
+        job->state = problem;
+    if (job == pool->first && (job->state || job->at == job->count))
+        leave_queue(pool);
+    if (job != pool->first && !job->running)
+        finish(job);
 }
 
 static void *work(void *argument)
@@ -231,19 +253,9 @@ static void *work(void *argument)
     for (;;) {
         while (!pool->first && !pool->closing)
             pthread_cond_wait(&pool->asked, &pool->lock);
-        Job *job = pool->first;
-        if (!job)
+        if (!pool->first)
             break;
-        if (!(pool->first = job->next))
-            pool->last = NULL;
-        int state = pool->closing ? CANCELLED : broken;
-        if (!state) {
-            pthread_mutex_unlock(&pool->lock);
-            state = run_job(pool, &ring, job);
-            pthread_mutex_lock(&pool->lock);
-        }
-        finish(job, state);
-        pthread_cond_broadcast(&pool->done);
+        do_step(pool, &ring, pool->closing ? CANCELLED : broken);
     }
     pthread_mutex_unlock(&pool->lock);
     free_ring(&ring);
@@ -360,6 +372,8 @@ static int parse_pieces(PyObject *list, Job *job)
             return -1;
         piece->offset = offset, piece->bytes = bytes, piece->target = target;
         piece->digests = (const uint64_t *)(uintptr_t)digests, piece->block = block, piece->size = size;
+        if (!bytes && job->at == i)
+            job->at++;
         if (digests && (!hash || block < PAGE || block % PAGE || block > (long long)job->pool->step)) {
             PyErr_SetString(PyExc_ValueError, "blocks to verify are whole pages that fit a stage");
             return -1;
@@ -408,13 +422,14 @@ static PyObject *py_submit(PyObject *self, PyObject *args)
     }
     pthread_mutex_lock(&pool->lock);
     pool->holders++;
-    if (pool->closing)
-        finish(job, CANCELLED);
-    else if (pool->last)
+    if (pool->closing) {
+        job->state = CANCELLED;
+        finish(job);
+    } else if (pool->last)
         pool->last = pool->last->next = job;
     else
         pool->first = pool->last = job;
-    pthread_cond_signal(&pool->asked);
+    pthread_cond_broadcast(&pool->asked);
     pthread_mutex_unlock(&pool->lock);
     return PyCapsule_New(job, "job", free_job);
 }

@@ -15,7 +15,7 @@ from stoker.load.documents import DocumentAssembler
 from stoker.load.options import LoaderOptions
 from stoker.load.pipeline import Maker
 from stoker.load.samples import SampleAssembler
-from stoker.ordering.blend import make_blend
+from stoker.ordering.blend import check_weights, make_blend
 from stoker.ordering.order import Cut, Key, Order, Share
 from stoker.ordering.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
 from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
@@ -57,6 +57,7 @@ class Parts:
 def make_parts(
     datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], cut: Cut
 ) -> Parts:
+    check_weights(len(datasets), tuple(weights))
     layouts, owners = _layouts(datasets, options)
     orders = tuple(_order(layout, options, number, cut) for number, layout in enumerate(layouts))
     chunks = [order.chunk for order in orders]
@@ -151,10 +152,15 @@ def _share(options: LoaderOptions) -> Share:
 
 
 def _batch_bytes(layouts: Sequence[Layout], options: LoaderOptions) -> int:
-    layout = layouts[0]
-    if isinstance(layout, (Windows, Documents)):
-        return options.batch_size * (options.seq_len + 1) * np.dtype(options.dtype or layout.dtype).itemsize
+    if isinstance(layouts[0], (Windows, Documents)):
+        return options.batch_size * (options.seq_len + 1) * _token_dtype(layouts, options).itemsize
     return max(1, int(options.batch_size * max(layout.sample_bytes for layout in layouts)))
+
+
+def _token_dtype(layouts: Sequence[Any], options: LoaderOptions) -> np.dtype[Any]:
+    """Of the ids in a batch: as asked for, or one that holds the ids of every dataset."""
+    dtype: np.dtype[Any] = np.dtype(options.dtype or np.result_type(*(layout.dtype for layout in layouts)))
+    return dtype
 
 
 def _slots(options: LoaderOptions, lanes: int, *, blended: int) -> int:
@@ -230,7 +236,7 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             layouts,
             store.current_arena,
             batch_size=options.batch_size,
-            dtype=np.dtype(options.dtype) if options.dtype else None,
+            dtype=_token_dtype(layouts, options),
             labels=options.labels,
             documents=_beside(parts) if options.documents else None,
             wrap=_wrapper(options.output),
@@ -240,7 +246,7 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             layouts,
             batch_size=options.batch_size,
             seq_len=options.seq_len,
-            dtype=np.dtype(options.dtype or layouts[0].dtype),
+            dtype=_token_dtype(layouts, options),
             pad_id=options.pad_id,
             labels=options.labels,
             trim=options.packing == "buckets",

@@ -68,9 +68,11 @@ def url_scheme(url: str) -> str:
 
 
 def local_path(url: str | Path) -> Path:
-    """The path behind a plain path or a `file://` URL."""
+    """The path behind a plain path, in which `~` is the home folder, or a `file://` URL."""
     text = str(url)
-    return Path(unquote(urlsplit(text).path)) if url_scheme(text) == "file" else Path(text)
+    if url_scheme(text) == "file":
+        return Path(unquote(urlsplit(text).path))
+    return Path.home() / text[2:] if text == "~" or text.startswith("~/") else Path(text)
 
 
 def is_local(url: str | Path) -> bool:

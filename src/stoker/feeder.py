@@ -12,6 +12,7 @@ first shards while the rest arrive in the order in which they will be read.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,8 @@ from stoker.storage import is_local
 from stoker.world import World
 
 if TYPE_CHECKING:
+    import torch
+
     from stoker.stage.cache import Cache
     from stoker.stage.near import Near
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 def feed(
     dataset: Source | Sequence[Source],
     *,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     files: Files | None = None,
     cache: Cache | str | Path | None = None,
     weights: Sequence[float] = (),
@@ -53,7 +56,7 @@ class Feeder:
         self,
         dataset: Source | Sequence[Source],
         *,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         files: Files | None = None,
         cache: Cache | str | Path | None = None,
         weights: Sequence[float] = (),
@@ -61,7 +64,7 @@ class Feeder:
     ) -> None:
         from stoker.load.device import Copier, Device  # torch, only when something is to be fed
 
-        name = _this_ranks_device(options.get("world")) if device == "auto" else device
+        name = _this_ranks_device(options.get("world")) if device == "auto" else str(device)
         device_of_feeder = Device(name)
         # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
         where = name if device_of_feeder.is_cuda else ""
@@ -77,8 +80,11 @@ class Feeder:
             )
             self._prefetch()
         except BaseException:
-            self._close_staged()
+            if self._staged:
+                self._staged.close()
             raise
+        # a feeder that is dropped lets go of its cache; one that lives until the process ends takes it along
+        weakref.finalize(self, _close, self.loader, self._staged).atexit = False
         on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
         self._copier = None if on_device else Copier(device_of_feeder)
         self._state: dict[str, Any] | None = None
@@ -120,17 +126,12 @@ class Feeder:
         return self.loader.report()
 
     def close(self) -> None:
-        self.loader.close()
-        self._close_staged()
+        _close(self.loader, self._staged)
 
     def _prefetch(self) -> None:
         """What is read next comes next."""
         if self._staged:
             self._staged.prefetch(self.loader)
-
-    def _close_staged(self) -> None:
-        if self._staged:
-            self._staged.close()
 
     def __enter__(self) -> Feeder:
         return self
@@ -170,6 +171,12 @@ class _Staged:
             self._cache.close()
         for near in self._near.values():
             near.close()
+
+
+def _close(loader: Loader, staged: _Staged | None) -> None:
+    loader.close()
+    if staged:
+        staged.close()
 
 
 def _staged(sources: Sequence[Source], cache: Cache | str | Path | None) -> _Staged | None:

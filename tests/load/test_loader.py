@@ -379,6 +379,15 @@ def test_a_flipped_byte_raises_and_names_shard_offset_and_cure(corpus, workers):
     assert "stage" in error.value.hint
 
 
+def test_damage_that_was_met_before_is_not_skipped_unasked(corpus):
+    flip(corpus / "e0-0003.bin", 5000)
+    with load(corpus) as loader:
+        for _ in range(2):
+            with pytest.raises(BadShardError, match=r"e0-0003\.bin"):
+                list(loader)
+        assert loader.report().damaged_blocks == 1
+
+
 @pytest.mark.parametrize("packing", ["concat", "pad", "best-fit"])
 def test_a_flipped_byte_can_be_skipped_and_is_counted(corpus, packing):
     untouched = sorted(flat(epoch_of(corpus, batch_size=1)))
@@ -464,6 +473,29 @@ def test_an_error_in_a_transform_reaches_the_loop(tmp_path):
 
     with Loader(folder, batch_size=5, transform=fail) as loader, pytest.raises(ValueError, match="no"):
         list(loader)
+
+
+def test_pairs_become_a_pair_of_batches(tmp_path):
+    folder = make_tars(tmp_path / "tars", [10])
+
+    def pair(sample):
+        return np.zeros((2, 3)), int(sample["id.txt"])
+
+    with Loader(folder, batch_size=5, transform=pair) as loader:
+        batches = list(loader)
+    assert [pixels.shape for pixels, _ in batches] == [(5, 2, 3)] * 2
+    assert sorted(n for _, numbers in batches for n in numbers.tolist()) == list(range(10))
+
+
+def test_samples_of_one_batch_with_different_keys_are_named(tmp_path):
+    folder = make_tars(tmp_path / "tars", [10])
+
+    def some(sample):
+        return sample if int(sample["id.txt"]) % 2 else {"__key__": sample["__key__"]}
+
+    said = r"'s00000\d' and 's00000\d' .* data\.bin, id\.txt"
+    with Loader(folder, batch_size=10, transform=some) as loader, pytest.raises(UsageError, match=said):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +37,7 @@ from stoker.saved.tiers import Tiers
 from stoker.saved.values import encode
 from stoker.snapshot.arena import Arena
 from stoker.snapshot.copy import Snapshot
-from stoker.snapshot.plan import Plan, signature
+from stoker.snapshot.plan import Plan
 from stoker.snapshot.state import Flat, Objects, flatten, random_state
 from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
@@ -72,6 +73,7 @@ class Checkpointer:
 
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
+        step = _whole(step)
         self._interval.note(step)
         self._loaders.note(objects.values())
         self._surface()
@@ -83,13 +85,13 @@ class Checkpointer:
 
     def save(self, step: int, /, **objects: Any) -> bool:
         """Begin a save now. False when one is still being written and `when_busy` is "skip"."""
-        started = time.monotonic()
+        started, step = time.monotonic(), _whole(step)
         saver, rounds = self._start()
         self._settle()
         if self.options.when_busy == "wait":
             self._finish_pending()
         flat, broken = _flattened(objects)
-        changed = self._plan is None or signature(flat) != self._plan.signature
+        changed = self._plan is None or not self._plan.fits(flat)
         verdict = rounds.meet(changed=changed, busy=self.is_saving)
         if not verdict.go:
             self._report = replace(self._report, skipped=self._report.skipped + 1)
@@ -340,6 +342,17 @@ def _leave(saver: Saver, board: Board, pid: int) -> None:
     for failure in filter(None, failures):
         warnings.warn(str(_not_saved(failure)), RuntimeWarning, stacklevel=2)
     board.close()
+
+
+def _whole(step: int) -> int:
+    """The step as Python's own number: a counter may be a tensor's or numpy's."""
+    try:
+        number = index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"step={step!r} is no whole number", hint="give how many steps were taken")
+    return number
 
 
 def _not_saved(cause: BaseException) -> CheckpointError:

@@ -67,6 +67,8 @@ def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str,
             found = saved.checkpoint
             return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
         skipped.append(f"{chosen}: {failure}")
+    if name and not skipped:
+        raise UsageError(f"{tiers.root} has no checkpoint {name}", hint="`stoker checkpoint ls` lists them")
     if name or touched:
         raise BadCheckpointError(
             f"no checkpoint in {tiers.root} could be restored: {'; '.join(skipped) or 'there is none'}",
@@ -209,7 +211,14 @@ def _want_optimizer(
         raise _missing([name], saved)
 
     def apply(state: Any) -> None:
-        optimizer.load_state_dict(numbered_state(optimizer, state, names))
+        numbered = numbered_state(optimizer, state, names)
+        try:
+            optimizer.load_state_dict(numbered)
+        except ValueError as error:
+            raise UsageError(
+                f"{name} does not take what {saved.checkpoint.name} holds: {error}",
+                hint="make the optimizer with the groups it was saved with, or restore without it",
+            ) from error
 
     return _Want(name=name, tensors=tensors, values=values, apply=apply)
 

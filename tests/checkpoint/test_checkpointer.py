@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -240,6 +242,27 @@ def test_a_model_without_memory_is_not_restored_into(open_checkpointer) -> None:
 def test_a_name_that_is_not_there_is_said(open_checkpointer) -> None:
     with pytest.raises(UsageError, match="has no checkpoint nope"):
         open_checkpointer().restore(name="nope")
+
+
+def test_a_store_is_no_folder_to_save_in(open_checkpointer) -> None:
+    with pytest.raises(UsageError, match="no folder") as caught:
+        open_checkpointer("s3://bucket/run")
+    assert "remote='s3://bucket/run'" in caught.value.hint
+
+
+def test_a_forked_child_is_told_instead_of_hanging(make_job, open_checkpointer) -> None:
+    job = make_job()
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, **job.objects)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with suppress(UsageError), checkpointer:
+                checkpointer.save(2, **job.objects)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+    assert checkpointer.latest().step == 1
 
 
 def test_another_optimizer_is_refused(make_job, open_checkpointer) -> None:

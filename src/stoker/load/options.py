@@ -74,7 +74,7 @@ class LoaderOptions:
                 )
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not isinstance(value, Integral) or value < least:
+            if not isinstance(value, Integral) or int(value) < least:
                 raise UsageError(f"{name}={value!r} cannot work", hint=f"use a whole number from {least:,}")
         try:
             np.dtype(self.dtype or np.int64)

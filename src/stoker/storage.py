@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from stoker.errors import ChangedError, StorageError, UsageError, require
 
@@ -264,6 +264,9 @@ class ObjectStore:
         self._call("delete", path, self._obstore.delete, self._store, path)
 
     def _from_url(self, url: str, **options: Any) -> Any:
+        scheme, _, rest = url.partition("://")
+        if not scheme.startswith("http"):  # a key is meant as it is written, also with %, ? or # in it
+            url = f"{scheme}://{quote(rest)}"
         return require("obstore.store", extra="object-store").from_url(url, **options)
 
     def _call(self, verb: str, path: str, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ first shards while the rest arrive in the order in which they will be read.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ class Feeder:
                 self._staged.close()
             raise
         # a feeder that is dropped lets go of its cache; one that lives until the process ends takes it along
-        weakref.finalize(self, _close, self.loader, self._staged).atexit = False
+        weakref.finalize(self, _close_apart, self.loader, self._staged).atexit = False
         on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
         self._copier = None if on_device else Copier(device_of_feeder)
         self._state: dict[str, Any] | None = None
@@ -171,6 +172,11 @@ class _Staged:
             self._cache.close()
         for near in self._near.values():
             near.close()
+
+
+def _close_apart(loader: Loader, staged: _Staged | None) -> None:
+    """A feeder may be found dropped in any thread, also in one that holds a lock of the cache's."""
+    threading.Thread(target=_close, args=(loader, staged), name="stoker-close", daemon=True).start()
 
 
 def _close(loader: Loader, staged: _Staged | None) -> None:

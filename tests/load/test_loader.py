@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 
@@ -218,6 +219,14 @@ def test_a_loop_left_after_its_last_batch_is_followed_by_a_whole_epoch(corpus):
 def test_a_state_of_another_order_is_refused(corpus):
     with load(corpus) as one, load(corpus, seed=9) as other, pytest.raises(UsageError, match="seed 0"):
         other.load_state_dict(one.state_dict())
+
+
+def test_a_pickled_loader_goes_on_where_it_was(corpus):
+    with load(corpus) as loader:
+        it = iter(loader)
+        next(it), next(it)
+        with pickle.loads(pickle.dumps(loader)) as other:
+            assert first_tokens(other) == first_tokens(it)
 
 
 def test_lanes_come_back_with_the_state(corpus):

@@ -205,6 +205,10 @@ class Loader:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process, as it stands here."""
+        return _reopen, (self._sources, self._files, self._weights, self.options, self.state_dict())
+
     def _open(self, source: Source, files: Files | None) -> Dataset:
         # cuFile reads what has been verified; the first, verifying read is an ordinary one. On the way to a
         # device a memory map is of no use.
@@ -336,6 +340,19 @@ class Loader:
                 f"the saved position belongs to another order: {shown}",
                 hint="make the loader with the same dataset and options, or start without the saved state",
             )
+
+
+def _reopen(
+    sources: list[Source],
+    files: Files | None,
+    weights: tuple[float, ...],
+    options: LoaderOptions,
+    state: dict[str, Any],
+) -> Loader:
+    given = {name: getattr(options, name) for name in options.__dataclass_fields__}
+    loader = Loader(sources, files=files, weights=weights, **given)
+    loader.load_state_dict(state)
+    return loader
 
 
 def _most_readers() -> int:

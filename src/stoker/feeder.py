@@ -65,6 +65,8 @@ class Feeder:
     ) -> None:
         from stoker.load.device import Copier, Device  # torch, only when something is to be fed
 
+        self._given = {"device": device, "files": files, "cache": cache, "weights": weights, **options}
+        self._dataset = dataset
         name = _this_ranks_device(options.get("world")) if device == "auto" else str(device)
         device_of_feeder = Device(name)
         # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
@@ -129,6 +131,10 @@ class Feeder:
     def close(self) -> None:
         _close(self.loader, self._staged)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process, as it stands here; what comes through a cache comes through one there."""
+        return _refeed, (self._dataset, self._given, self.state_dict())
+
     def _prefetch(self) -> None:
         """What is read next comes next."""
         if self._staged:
@@ -141,6 +147,12 @@ class Feeder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _refeed(dataset: Any, given: dict[str, Any], state: dict[str, Any]) -> Feeder:
+    feeder = Feeder(dataset, **given)
+    feeder.load_state_dict(state)
+    return feeder
 
 
 def _this_ranks_device(world: World | None) -> str:

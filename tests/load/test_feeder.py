@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections import namedtuple
 
 import feeding
@@ -88,6 +89,14 @@ def test_tensors_are_changed_wherever_a_collate_put_them():
     assert [len(one) for one in tensors_of(changed)] == [1, 2, 3]
     assert not any(one.any() for one in tensors_of(changed))
     assert changed["b"][0].right == "text"
+
+
+def test_a_pickled_feeder_goes_on_where_it_was(corpus, tmp_path):
+    with stoker.feed(corpus, cache=tmp_path / "cache", **feeding.options()) as feeder:
+        it = iter(feeder)
+        next(it)
+        with pickle.loads(pickle.dumps(feeder)) as other:
+            assert feeding.as_lists(other) == feeding.as_lists(it)
 
 
 def test_a_device_may_be_torchs_own(corpus):

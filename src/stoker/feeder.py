@@ -111,6 +111,10 @@ class Feeder:
     def batch_size(self) -> int:
         return self.loader.batch_size
 
+    @property
+    def dataset(self) -> object:
+        return self.loader.dataset
+
     def state_dict(self) -> dict[str, Any]:
         """Where the whole job is, after the batches handed out so far; the same on every rank."""
         return self._state or self.loader.state_dict()

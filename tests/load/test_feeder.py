@@ -99,6 +99,13 @@ def test_a_pickled_feeder_goes_on_where_it_was(corpus, tmp_path):
             assert feeding.as_lists(other) == feeding.as_lists(it)
 
 
+def test_who_wants_to_skip_batches_is_told_of_load_state_dict(corpus):
+    with stoker.feed(corpus, **feeding.options()) as feeder:
+        assert not hasattr(feeder, "dataset")
+        with pytest.raises(AttributeError, match="ignore_data_skip"):
+            _ = feeder.dataset
+
+
 def test_a_device_may_be_torchs_own(corpus):
     with stoker.feed(corpus, device=torch.device("cpu"), **feeding.options()) as feeder:
         assert next(iter(feeder))["input_ids"].device == torch.device("cpu")

@@ -126,6 +126,14 @@ class Loader:
         return self.options.batch_size
 
     @property
+    def dataset(self) -> object:
+        """None that torch knows: who asks wants to skip batches, and would read all of them for it."""
+        raise AttributeError(
+            "a stoker loader has no torch dataset; it resumes with load_state_dict, not by skipping batches: "
+            "TrainingArguments(ignore_data_skip=True), see examples/hf_trainer"
+        )
+
+    @property
     def makes_on_device(self) -> bool:
         """Whether batches are gathered on the device already."""
         return self._engine.on_device

@@ -378,6 +378,25 @@ def test_tied_weights_are_saved_once_and_come_back_tied(open_checkpointer) -> No
     assert other[0].weight is other[1].weight
 
 
+def test_the_extra_state_of_a_module_comes_back(open_checkpointer) -> None:
+    class Counting(torch.nn.Linear):
+        calls: torch.Tensor | None = None
+
+        def get_extra_state(self):
+            return {"calls": self.calls, "words": ["a"]}
+
+        def set_extra_state(self, state):
+            self.calls = state["calls"]
+
+    one, other = Counting(2, 2), Counting(2, 2)
+    one.calls = torch.tensor(7)
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, model=one)
+        checkpointer.restore(model=other)
+    assert other.calls == 7
+    assert torch.equal(one.weight, other.weight)
+
+
 def test_tensors_that_no_longer_share_memory_are_both_saved(open_checkpointer) -> None:
     weights = torch.zeros(3)
     with open_checkpointer() as checkpointer:

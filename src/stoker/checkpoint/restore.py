@@ -170,10 +170,13 @@ def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bo
     live = {(name, plain_name(key)): value for key, value in inner.state_dict().items()}
     tensors = {path: one for path, one in live.items() if isinstance(one, torch.Tensor)}
     missing = [path for path in tensors if path_name(path) not in saved.pieces]
-    unknown = [path for path in saved.tensor_paths(name) if path not in tensors]
+    # a module's extra state may be any dictionary with tensors in it
+    inside = [path for path in saved.tensor_paths(name) if path not in tensors and path[:2] in live]
+    unknown = [path for path in saved.tensor_paths(name) if path not in tensors and path not in inside]
     if strict and (missing or unknown):
         raise _missing([path_name(path) for path in missing], saved, unknown=unknown)
     tensors = {path: one for path, one in tensors.items() if path not in missing}
+    tensors.update((path, new_tensor(saved.box(path_name(path)))) for path in inside)
     values = saved.values_under(name)
     original = {plain_name(key): key for key in inner.state_dict()}
     owned = {

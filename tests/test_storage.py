@@ -109,6 +109,16 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
         open_store(tmp_path / "file" / "below").write("x", b"")
 
 
+def test_a_tilde_is_the_home_folder_as_in_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [local_path(text) for text in ("~", "~/a", "b/~", "~c")] == [
+        tmp_path,
+        tmp_path / "a",
+        Path("b/~"),
+        Path("~c"),
+    ]
+
+
 def test_a_file_url_is_unquoted() -> None:
     assert local_path("file:///a%20b/c") == Path("/a b/c")
 

@@ -12,6 +12,8 @@ first shards while the rest arrive in the order in which they will be read.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +27,8 @@ from stoker.storage import is_local
 from stoker.world import World
 
 if TYPE_CHECKING:
+    import torch
+
     from stoker.stage.cache import Cache
     from stoker.stage.near import Near
 
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 def feed(
     dataset: Source | Sequence[Source],
     *,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     files: Files | None = None,
     cache: Cache | str | Path | None = None,
     weights: Sequence[float] = (),
@@ -53,7 +57,7 @@ class Feeder:
         self,
         dataset: Source | Sequence[Source],
         *,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         files: Files | None = None,
         cache: Cache | str | Path | None = None,
         weights: Sequence[float] = (),
@@ -61,7 +65,9 @@ class Feeder:
     ) -> None:
         from stoker.load.device import Copier, Device  # torch, only when something is to be fed
 
-        name = _this_ranks_device(options.get("world")) if device == "auto" else device
+        self._given = {"device": device, "files": files, "cache": cache, "weights": weights, **options}
+        self._dataset = dataset
+        name = _this_ranks_device(options.get("world")) if device == "auto" else str(device)
         device_of_feeder = Device(name)
         # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
         where = name if device_of_feeder.is_cuda else ""
@@ -77,8 +83,11 @@ class Feeder:
             )
             self._prefetch()
         except BaseException:
-            self._close_staged()
+            if self._staged:
+                self._staged.close()
             raise
+        # a feeder that is dropped lets go of its cache; one that lives until the process ends takes it along
+        weakref.finalize(self, _close_apart, self.loader, self._staged).atexit = False
         on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
         self._copier = None if on_device else Copier(device_of_feeder)
         self._state: dict[str, Any] | None = None
@@ -102,6 +111,10 @@ class Feeder:
     def batch_size(self) -> int:
         return self.loader.batch_size
 
+    @property
+    def dataset(self) -> object:
+        return self.loader.dataset
+
     def state_dict(self) -> dict[str, Any]:
         """Where the whole job is, after the batches handed out so far; the same on every rank."""
         return self._state or self.loader.state_dict()
@@ -120,17 +133,16 @@ class Feeder:
         return self.loader.report()
 
     def close(self) -> None:
-        self.loader.close()
-        self._close_staged()
+        _close(self.loader, self._staged)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process, as it stands here; what comes through a cache comes through one there."""
+        return _refeed, (self._dataset, self._given, self.state_dict())
 
     def _prefetch(self) -> None:
         """What is read next comes next."""
         if self._staged:
             self._staged.prefetch(self.loader)
-
-    def _close_staged(self) -> None:
-        if self._staged:
-            self._staged.close()
 
     def __enter__(self) -> Feeder:
         return self
@@ -139,6 +151,12 @@ class Feeder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _refeed(dataset: Any, given: dict[str, Any], state: dict[str, Any]) -> Feeder:
+    feeder = Feeder(dataset, **given)
+    feeder.load_state_dict(state)
+    return feeder
 
 
 def _this_ranks_device(world: World | None) -> str:
@@ -170,6 +188,17 @@ class _Staged:
             self._cache.close()
         for near in self._near.values():
             near.close()
+
+
+def _close_apart(loader: Loader, staged: _Staged | None) -> None:
+    """A feeder may be found dropped in any thread, also in one that holds a lock of the cache's."""
+    threading.Thread(target=_close, args=(loader, staged), name="stoker-close", daemon=True).start()
+
+
+def _close(loader: Loader, staged: _Staged | None) -> None:
+    loader.close()
+    if staged:
+        staged.close()
 
 
 def _staged(sources: Sequence[Source], cache: Cache | str | Path | None) -> _Staged | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from stoker.errors import ChangedError, StorageError, UsageError, require
 
@@ -68,9 +68,11 @@ def url_scheme(url: str) -> str:
 
 
 def local_path(url: str | Path) -> Path:
-    """The path behind a plain path or a `file://` URL."""
+    """The path behind a plain path, in which `~` is the home folder, or a `file://` URL."""
     text = str(url)
-    return Path(unquote(urlsplit(text).path)) if url_scheme(text) == "file" else Path(text)
+    if url_scheme(text) == "file":
+        return Path(unquote(urlsplit(text).path))
+    return Path.home() / text[2:] if text == "~" or text.startswith("~/") else Path(text)
 
 
 def is_local(url: str | Path) -> bool:
@@ -262,6 +264,9 @@ class ObjectStore:
         self._call("delete", path, self._obstore.delete, self._store, path)
 
     def _from_url(self, url: str, **options: Any) -> Any:
+        scheme, _, rest = url.partition("://")
+        if not scheme.startswith("http"):  # a key is meant as it is written, also with %, ? or # in it
+            url = f"{scheme}://{quote(rest)}"
         return require("obstore.store", extra="object-store").from_url(url, **options)
 
     def _call(self, verb: str, path: str, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -196,6 +198,85 @@ def test_what_cannot_be_saved_is_named(open_checkpointer) -> None:
         open_checkpointer().save(1, state={"bad": object()})
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # it goes, but is still met
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("sparse_coo", lambda: torch.eye(3).to_sparse()),
+        ("quantized", lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)),
+        ("meta", lambda: torch.empty(3, device="meta")),
+    ],
+)
+def test_a_tensor_without_plain_memory_is_named(open_checkpointer, kind, make) -> None:
+    tensor = make()
+    with pytest.raises(UsageError, match=rf"state\.a is a .*{kind} tensor"):
+        open_checkpointer().save(1, state={"a": tensor})
+
+
+@pytest.mark.parametrize("step", ["five", 2.5, -1, None])
+def test_a_step_that_is_no_number_is_said_at_once(open_checkpointer, step) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        open_checkpointer(every=1).step(step, state={})
+
+
+@pytest.mark.parametrize("options", [{"keep": -1}, {"keep": "3"}, {"every": 1.5}, {"max_host_bytes": "1GB"}])
+def test_an_option_that_is_no_count_is_said_at_once(open_checkpointer, options) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        open_checkpointer(**options)
+
+
+def test_a_step_counted_by_numpy_or_torch_is_a_step(open_checkpointer) -> None:
+    with open_checkpointer(every=1) as checkpointer:
+        checkpointer.step(np.int64(3), state={})
+        checkpointer.step(torch.tensor(4), state={})
+        assert checkpointer.restore().step == 4
+
+
+def test_a_model_without_memory_is_not_restored_into(open_checkpointer) -> None:
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, model=torch.nn.Linear(4, 4))
+        with pytest.raises(UsageError, match=r"model\.weight has no memory yet"):
+            checkpointer.restore(model=torch.nn.Linear(4, 4, device="meta"))
+
+
+def test_a_name_that_is_not_there_is_said(open_checkpointer) -> None:
+    with pytest.raises(UsageError, match="has no checkpoint nope"):
+        open_checkpointer().restore(name="nope")
+
+
+def test_a_store_is_no_folder_to_save_in(open_checkpointer) -> None:
+    with pytest.raises(UsageError, match="no folder") as caught:
+        open_checkpointer("s3://bucket/run")
+    assert "remote='s3://bucket/run'" in caught.value.hint
+
+
+def test_a_forked_child_is_told_instead_of_hanging(make_job, open_checkpointer) -> None:
+    job = make_job()
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, **job.objects)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with suppress(UsageError), checkpointer:
+                checkpointer.save(2, **job.objects)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+    assert checkpointer.latest().step == 1
+
+
+def test_another_optimizer_is_refused(make_job, open_checkpointer) -> None:
+    job, other = make_job(), make_job()
+    job.step()
+    halves = [{"params": layer.parameters()} for layer in other.model]
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, model=job.model, optimizer=job.optimizer)
+        with pytest.raises(UsageError, match=r"optimizer state for '0\.weight'"):
+            checkpointer.restore(optimizer=other.optimizer)
+        with pytest.raises(UsageError, match="different number of parameter groups"):
+            checkpointer.restore(model=other.model, optimizer=torch.optim.AdamW(halves))
+
+
 def test_another_model_is_refused_by_name(open_checkpointer) -> None:
     with open_checkpointer() as checkpointer:
         checkpointer.save(1, model=torch.nn.Linear(4, 4))
@@ -295,6 +376,47 @@ def test_tied_weights_are_saved_once_and_come_back_tied(open_checkpointer) -> No
         checkpointer.restore(model=other)
     assert torch.equal(other[0].weight, one[0].weight)
     assert other[0].weight is other[1].weight
+
+
+def test_the_extra_state_of_a_module_comes_back(open_checkpointer) -> None:
+    class Counting(torch.nn.Linear):
+        calls: torch.Tensor | None = None
+
+        def get_extra_state(self):
+            return {"calls": self.calls, "words": ["a"]}
+
+        def set_extra_state(self, state):
+            self.calls = state["calls"]
+
+    one, other = Counting(2, 2), Counting(2, 2)
+    one.calls = torch.tensor(7)
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, model=one)
+        checkpointer.restore(model=other)
+    assert other.calls == 7
+    assert torch.equal(one.weight, other.weight)
+
+
+def test_tensors_that_no_longer_share_memory_are_both_saved(open_checkpointer) -> None:
+    weights = torch.zeros(3)
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, state={"weights": weights, "average": weights})
+        checkpointer.save(2, state={"weights": weights, "average": weights + 1})
+        checkpointer.wait()
+        assert checkpointer.load()["state"]["average"].tolist() == [1, 1, 1]
+
+
+def test_what_torch_put_off_is_done_before_it_is_saved(open_checkpointer) -> None:
+    numbers = torch.tensor([1 + 2j])
+    state = {"a": numbers, "conjugate": numbers.conj(), "negated": numbers.conj().imag}
+    live = {"a": torch.zeros(1) + 0j, "conjugate": (torch.zeros(1) + 0j).conj(), "negated": torch.zeros(1)}
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, state=state)
+        checkpointer.restore(state=live)
+        found = checkpointer.load()["state"]
+    for key in state:
+        assert torch.equal(found[key], state[key])
+        assert torch.equal(live[key], state[key])
 
 
 def test_a_compiled_or_wrapped_model_has_the_same_names(make_job, open_checkpointer) -> None:

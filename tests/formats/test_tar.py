@@ -15,6 +15,7 @@ from stoker.errors import BadShardError, UsageError
 from stoker.formats.tar import TarIndex, TarWriter, index_bytes, read_index, scan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 Samples = list[tuple[str, list[tuple[str, bytes]]]]
@@ -157,3 +158,22 @@ def test_a_sample_in_a_folder_keeps_its_folder_in_the_key() -> None:
 
 def test_offsets_are_wide_enough_for_large_tars() -> None:
     assert written(SAMPLES)[1].offset.dtype == np.int64
+
+
+def foreign_tar(names: Sequence[str]) -> io.BytesIO:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    file.seek(0)
+    return file
+
+
+def test_members_that_belong_to_no_sample_are_passed_over() -> None:
+    index = scan(foreign_tar(["README", ".hidden", "x/.DS_Store", "a.txt", "end."]), name="x.tar")
+    assert index.keys.tolist() == [b"a"]
+
+
+def test_a_member_that_comes_twice_is_refused() -> None:
+    with pytest.raises(BadShardError, match=r"x\.tar holds 'a\.txt' twice"):
+        scan(foreign_tar(["a.txt", "a.cls", "a.txt"]), name="x.tar")

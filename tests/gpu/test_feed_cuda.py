@@ -34,6 +34,10 @@ def test_samples_of_tars_arrive(tmp_path):
     feeding.check_samples_arrive(make_tars(tmp_path / "tars", [20, 20]), "cuda")
 
 
+def test_pairs_arrive(tmp_path):
+    feeding.check_pairs_arrive(make_tars(tmp_path / "tars", [20, 20]), "cuda")
+
+
 def test_batches_hold_while_slow_kernels_still_read_them(corpus):
     """Sums taken behind a long kernel must be those of the batch, though its loader has gone on."""
     import torch

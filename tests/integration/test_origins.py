@@ -89,6 +89,14 @@ def test_odd_keys_arrive_under_their_names(name: str, bucket: Path) -> None:
     assert contents("s3://bucket/odd") == {name: name.encode()}
 
 
+@pytest.mark.parametrize("name", ["with space", "ü", "a%20b", "50%", "a+b&c=d", "hash#tag", "what?", "a@b:c"])
+def test_a_url_names_a_key_as_it_is_written(name: str, bucket: Path) -> None:
+    (bucket / name).mkdir()
+    (bucket / name / name).write_bytes(b"content")
+    assert contents(f"s3://bucket/{name}/{name}") == {name: b"content"}
+    assert contents(f"s3://bucket/{name}") == {name: b"content"}
+
+
 def test_one_object_is_a_file(bucket: Path) -> None:
     (bucket / "deep").mkdir()
     (bucket / "deep" / "x.bin").write_bytes(b"content")

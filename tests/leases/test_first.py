@@ -29,9 +29,14 @@ def test_a_process_alone_is_the_first_and_needs_no_folder(tmp_path: Path) -> Non
 
 
 def test_no_result_is_none() -> None:
-    with stoker.first_rank("work") as first:
+    with stoker.first_rank() as first:
         pass
     assert first.result is None
+
+
+def test_an_unknown_circle_is_said() -> None:
+    with pytest.raises(UsageError, match="per='rank'"):
+        stoker.first_rank(per="rank")
 
 
 @pytest.mark.parametrize(

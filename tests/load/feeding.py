@@ -68,6 +68,17 @@ def number(sample):
     return {"number": int(sample["id.txt"]), "pixels": np.full((8, 8), int(sample["id.txt"]) % 256, np.uint8)}
 
 
+def check_pairs_arrive(tars, device):
+    with stoker.feed(tars, device=device, batch_size=5, transform=pair) as feeder:
+        batches = list(feeder)
+    assert sorted(n for _, numbers in batches for n in numbers.tolist()) == list(range(40))
+    assert {one.device.type for batch in batches for one in batch} == {device.partition(":")[0]}
+
+
+def pair(sample):
+    return np.zeros((2, 3)), int(sample["id.txt"])
+
+
 def check_samples_arrive(tars, device):
     with stoker.feed(tars, device=device, batch_size=5, transform=number) as feeder:
         batches = list(feeder)

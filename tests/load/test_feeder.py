@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
+from collections import namedtuple
+
 import feeding
 import pytest
 import torch
@@ -9,6 +13,7 @@ from small_datasets import make_tars, make_tokens
 
 import stoker
 from stoker.errors import UsageError
+from stoker.load.device import tensors_of, with_tensors
 
 MODES = [{}, {"packing": "pad"}, {"packing": "best-fit"}, {"documents": True}, {"shuffle": "off"}]
 
@@ -71,6 +76,47 @@ def test_large_ids_stay_positive(tmp_path):
 
 def test_samples_of_tars_arrive(tmp_path):
     feeding.check_samples_arrive(make_tars(tmp_path / "tars", [20, 20]), "cpu")
+
+
+def test_pairs_arrive(tmp_path):
+    feeding.check_pairs_arrive(make_tars(tmp_path / "tars", [20, 20]), "cpu")
+
+
+def test_tensors_are_changed_wherever_a_collate_put_them():
+    Pair = namedtuple("Pair", "left right")
+    batch = {"a": torch.ones(1), "b": [Pair(torch.ones(2), "text"), (torch.ones(3),)], "c": 5}
+    changed = with_tensors(batch, torch.zeros_like)
+    assert [len(one) for one in tensors_of(changed)] == [1, 2, 3]
+    assert not any(one.any() for one in tensors_of(changed))
+    assert changed["b"][0].right == "text"
+
+
+def test_a_pickled_feeder_goes_on_where_it_was(corpus, tmp_path):
+    with stoker.feed(corpus, cache=tmp_path / "cache", **feeding.options()) as feeder:
+        it = iter(feeder)
+        next(it)
+        with pickle.loads(pickle.dumps(feeder)) as other:
+            assert feeding.as_lists(other) == feeding.as_lists(it)
+
+
+def test_who_wants_to_skip_batches_is_told_of_load_state_dict(corpus):
+    with stoker.feed(corpus, **feeding.options()) as feeder:
+        assert not hasattr(feeder, "dataset")
+        with pytest.raises(AttributeError, match="ignore_data_skip"):
+            _ = feeder.dataset
+
+
+def test_a_device_may_be_torchs_own(corpus):
+    with stoker.feed(corpus, device=torch.device("cpu"), **feeding.options()) as feeder:
+        assert next(iter(feeder))["input_ids"].device == torch.device("cpu")
+
+
+def test_a_dropped_feeder_lets_go_of_its_cache(corpus, tmp_path):
+    feeder = stoker.feed(corpus, cache=tmp_path / "cache", **feeding.options())
+    next(iter(feeder))
+    del feeder
+    gc.collect()
+    # the fixture waits for the threads to end
 
 
 def test_a_blend_of_two_token_types_arrives_whole(tmp_path):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
+import pickle
 import re
+import signal
 import threading
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_datasets import make_tars, make_tokens
+from small_datasets import make_tars, make_tokens, write_dataset, write_files
 
 from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
+from stoker.formats import megatron
 from stoker.load.loader import Loader
 from stoker.reading.files import Folder
 from stoker.world import World
@@ -220,6 +225,14 @@ def test_a_state_of_another_order_is_refused(corpus):
         other.load_state_dict(one.state_dict())
 
 
+def test_a_pickled_loader_goes_on_where_it_was(corpus):
+    with load(corpus) as loader:
+        it = iter(loader)
+        next(it), next(it)
+        with pickle.loads(pickle.dumps(loader)) as other:
+            assert first_tokens(other) == first_tokens(it)
+
+
 def test_lanes_come_back_with_the_state(corpus):
     with load(corpus, lanes=7) as one, load(corpus) as other:
         it = iter(one)
@@ -250,6 +263,12 @@ def test_padding_is_marked(corpus):
 def test_too_few_samples_for_a_batch_are_said(tmp_path):
     folder = make_tokens(tmp_path / "tiny", [[100]])
     with load(folder, batch_size=64) as loader, pytest.raises(UsageError, match="3 samples"):
+        next(iter(loader))
+
+
+def test_too_few_packed_rows_for_a_batch_are_said(tmp_path):
+    folder = make_tokens(tmp_path / "tiny", [[9]])
+    with load(folder, packing="best-fit", batch_size=4) as loader, pytest.raises(UsageError, match="4 rows"):
         next(iter(loader))
 
 
@@ -286,6 +305,29 @@ def test_a_blend_draws_by_weight(tmp_path):
     assert len(tokens) > 1000
 
 
+@pytest.mark.parametrize("packing", ["concat", "pad"])
+@pytest.mark.parametrize("dtypes", [("uint16", "int32"), ("int32", "uint16")])
+def test_a_blend_of_two_token_types_keeps_every_id(tmp_path, packing, dtypes):
+    folders = [make_tokens(tmp_path / dtype, [[33] * 40], dtype=dtype) for dtype in dtypes]
+    wide = tmp_path / "int32"
+    shift_ids(wide, by=100_000)
+    with load([str(folder) for folder in folders], packing=packing, shuffle="off", dtype=None) as loader:
+        batches = list(loader)
+    rows = np.concatenate([batch["input_ids"] for batch in batches])
+    assert (np.diff(rows, axis=1) == 1).all()
+    assert {bool(row[0] >= 100_000) for row in rows} == {True, False}
+
+
+def shift_ids(folder, *, by):
+    """The same dataset with other ids."""
+    ids = np.fromfile(folder / "e0-0000.bin", np.int32) + by
+    index = megatron.index_bytes(np.array([33] * 40), dtype=np.dtype("int32"))
+    files = {".bin": ids.tobytes(), ".idx": index}
+    write_dataset(
+        folder, [write_files(folder, "e0-0000", files, 40, len(ids))], format="megatron", dtype="int32"
+    )
+
+
 def test_bad_options_are_named(corpus):
     for options, name in (
         ({"packing": "tight"}, "packing"),
@@ -293,6 +335,12 @@ def test_bad_options_are_named(corpus):
         ({"reader": "psychic"}, "reader"),
         ({"on_corrupt": "hope"}, "on_corrupt"),
         ({"seq_len": 0}, "seq_len"),
+        ({"seq_len": 32.0}, "seq_len"),
+        ({"processes": 0}, "processes"),
+        ({"readers": -1}, "readers"),
+        ({"memory": "256MB"}, "memory"),
+        ({"dtype": "word"}, "dtype"),
+        ({"weights": [1, 2]}, "weights"),
         ({"seq_len": 10**6}, "seq_len"),
     ):
         with pytest.raises(UsageError) as error:
@@ -342,6 +390,15 @@ def test_a_flipped_byte_raises_and_names_shard_offset_and_cure(corpus, workers):
     assert "e0-0003.bin" in error.value.message
     assert "4,096" in error.value.message
     assert "stage" in error.value.hint
+
+
+def test_damage_that_was_met_before_is_not_skipped_unasked(corpus):
+    flip(corpus / "e0-0003.bin", 5000)
+    with load(corpus) as loader:
+        for _ in range(2):
+            with pytest.raises(BadShardError, match=r"e0-0003\.bin"):
+                list(loader)
+        assert loader.report().damaged_blocks == 1
 
 
 @pytest.mark.parametrize("packing", ["concat", "pad", "best-fit"])
@@ -429,6 +486,78 @@ def test_an_error_in_a_transform_reaches_the_loop(tmp_path):
 
     with Loader(folder, batch_size=5, transform=fail) as loader, pytest.raises(ValueError, match="no"):
         list(loader)
+
+
+def test_pairs_become_a_pair_of_batches(tmp_path):
+    folder = make_tars(tmp_path / "tars", [10])
+
+    def pair(sample):
+        return np.zeros((2, 3)), int(sample["id.txt"])
+
+    with Loader(folder, batch_size=5, transform=pair) as loader:
+        batches = list(loader)
+    assert [pixels.shape for pixels, _ in batches] == [(5, 2, 3)] * 2
+    assert sorted(n for _, numbers in batches for n in numbers.tolist()) == list(range(10))
+
+
+def test_samples_of_one_batch_with_different_keys_are_named(tmp_path):
+    folder = make_tars(tmp_path / "tars", [10])
+
+    def some(sample):
+        return sample if int(sample["id.txt"]) % 2 else {"__key__": sample["__key__"]}
+
+    said = r"'s00000\d' and 's00000\d' .* data\.bin, id\.txt"
+    with Loader(folder, batch_size=10, transform=some) as loader, pytest.raises(UsageError, match=said):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_loop_after_an_error_meets_it_again(tmp_path, workers):
+    folder = make_tars(tmp_path / "tars", [10])
+
+    def fail(sample):
+        raise ValueError("no")
+
+    with Loader(folder, batch_size=5, transform=fail, workers=workers) as loader:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no"):
+                list(loader)
+
+
+def test_a_loop_that_another_took_the_position_from_is_told(corpus):
+    with load(corpus) as loader:
+        one, other = iter(loader), iter(loader)
+        next(one), next(other)
+        with pytest.raises(UsageError, match="another loop"):
+            next(one)
+
+
+def test_a_forked_child_is_told_instead_of_hanging(corpus):
+    with load(corpus, batch_size=1) as loader:
+        next(iter(loader))
+        assert _in_a_forked_child(lambda: list(loader)).startswith("UsageError: this loader was")
+        assert _in_a_forked_child(loader.close) == "fine"
+        assert len(list(loader)) == len(loader) - 1
+
+
+def _in_a_forked_child(work):
+    """How it went there."""
+    ours, theirs = multiprocessing.Pipe()
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            theirs.send("fine")
+        except BaseException as error:
+            theirs.send(f"{type(error).__name__}: {error}")
+        os._exit(0)
+    theirs.close()
+    try:
+        return ours.recv() if ours.poll(20) else "hangs"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        ours.close()
 
 
 # --- threads and memory -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,18 +30,18 @@ from stoker.checkpoint.drain import Loaders
 from stoker.checkpoint.interval import Advice, Interval, advise, mtbf_of
 from stoker.checkpoint.options import CheckpointOptions, CheckpointReport
 from stoker.checkpoint.restore import Restored, load_state, restore_newest
-from stoker.checkpoint.saver import Save, Saver
+from stoker.checkpoint.saver import NOT_DRAINED, NOT_SAVED, Save, Saver, failed
 from stoker.errors import CheckpointError, StokerError, UsageError
 from stoker.saved.reader import Checkpoint
 from stoker.saved.tiers import Tiers
 from stoker.saved.values import encode
 from stoker.snapshot.arena import Arena
 from stoker.snapshot.copy import Snapshot
-from stoker.snapshot.plan import Plan, signature
+from stoker.snapshot.plan import Plan
 from stoker.snapshot.state import Flat, Objects, flatten, random_state
 from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
-from stoker.storage import local_path, open_store
+from stoker.storage import is_local, local_path, open_store
 
 # The share of a copy before writing begins. Small machine, 1.85 GiB: with none of it the stall is a third
 # longer, with all of it the time to durable a fifth.
@@ -53,6 +54,10 @@ class Checkpointer:
     def __init__(self, root: str | Path, *, remote: str = "", **options: Any) -> None:
         self.options = CheckpointOptions(**options)
         self._world = self.options.world
+        if not is_local(root):
+            raise UsageError(
+                f"{root} is no folder of this node", hint=f"give a folder, and the store as remote='{root}'"
+            )
         store = open_store(remote) if remote else None
         self._tiers = Tiers(root=local_path(root), remote=store)
         self._board: Board | None = None
@@ -63,8 +68,9 @@ class Checkpointer:
         self._snapshot: Snapshot | None = None
         self._loaders = Loaders(self.options.busy)
         self._leave: Any = None  # a finalizer
+        self._pid = 0  # of the process that saves
         self._allocating: threading.Thread | None = None
-        self._failures: list[BaseException] = []
+        self._failures: list[CheckpointError] = []
         self._report = CheckpointReport()
         self._interval = Interval(self.options.every)
 
@@ -72,6 +78,7 @@ class Checkpointer:
 
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
+        step = _whole(step)
         self._interval.note(step)
         self._loaders.note(objects.values())
         self._surface()
@@ -83,13 +90,13 @@ class Checkpointer:
 
     def save(self, step: int, /, **objects: Any) -> bool:
         """Begin a save now. False when one is still being written and `when_busy` is "skip"."""
-        started = time.monotonic()
+        started, step = time.monotonic(), _whole(step)
         saver, rounds = self._start()
         self._settle()
         if self.options.when_busy == "wait":
             self._finish_pending()
         flat, broken = _flattened(objects)
-        changed = self._plan is None or signature(flat) != self._plan.signature
+        changed = self._plan is None or not self._plan.fits(flat)
         verdict = rounds.meet(changed=changed, busy=self.is_saving)
         if not verdict.go:
             self._report = replace(self._report, skipped=self._report.skipped + 1)
@@ -123,6 +130,8 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the last save and its drain, and give everything back; safe twice."""
+        if self._is_forked:
+            return
         self._settle()
         self._finish_pending()
         if self._saver and self._board:
@@ -208,8 +217,21 @@ class Checkpointer:
             )
             self._saver = Saver(self._tiers, self._board, options, busy=self._loaders.behind)
             self._rounds = Rounds(self._board, self._world, timeout_s=options.timeout_s)
-            self._leave = weakref.finalize(self, _leave, self._saver, self._board, os.getpid())
+            self._pid = os.getpid()
+            self._leave = weakref.finalize(self, _leave, self._saver, self._board, self._pid)
         return self._saver, self._rounds
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether a save that is under way is that of this process's parent."""
+        return self._saver is not None and os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self._is_forked:
+            raise UsageError(
+                "this Checkpointer was made before the process was forked; its saves stay with the parent",
+                hint="save in the parent, or start processes with spawn",
+            )
 
     def _prepare(self, objects: Objects) -> None:
         """Plan at the first step, and allocate while the loop goes on: touching and pinning gigabytes takes
@@ -273,13 +295,14 @@ class Checkpointer:
             self._snapshot = None
 
     def _finish_pending(self) -> None:
+        self._check_process()
         if self._saver is None or self._saver.pending is None:
             return
         pending, self._saver.pending = self._saver.pending, None
         try:
             done = pending.result()
         except BaseException as error:
-            self._failures.append(error)
+            self._failures.append(failed(NOT_SAVED, error))
             self._report = replace(self._report, failed=self._report.failed + 1)
             return
         self._report = replace(
@@ -297,17 +320,16 @@ class Checkpointer:
         self._collect_drain_failure()
         if not self._failures:
             return
-        cause, self._failures = self._failures[-1], []
-        error = _not_saved(cause)
+        error, self._failures = self._failures[-1], []
         if self.options.on_failure == "raise":
-            raise error from cause
+            raise error
         warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
     def _collect_drain_failure(self) -> None:
         drain = self._saver.drain if self._saver else None
         failure = drain.take_failure() if drain else None
         if failure is not None:
-            self._failures.append(failure)
+            self._failures.append(failed(NOT_DRAINED, failure))
         if drain:
             self._report = replace(self._report, drained=len(drain.drained))
 
@@ -335,17 +357,22 @@ def _leave(saver: Saver, board: Board, pid: int) -> None:
     if os.getpid() != pid:
         return
     saver.close()
-    failures = [saver.drain.take_failure() if saver.drain else None]
-    failures += [saver.pending.exception() if saver.pending else None]
-    for failure in filter(None, failures):
-        warnings.warn(str(_not_saved(failure)), RuntimeWarning, stacklevel=2)
+    drained, saved = saver.drain and saver.drain.take_failure(), saver.pending and saver.pending.exception()
+    for what, cause in ((NOT_DRAINED, drained), (NOT_SAVED, saved)):
+        if cause:
+            warnings.warn(str(failed(what, cause)), RuntimeWarning, stacklevel=2)
     board.close()
 
 
-def _not_saved(cause: BaseException) -> CheckpointError:
-    reason = cause.message if isinstance(cause, StokerError) else f"{type(cause).__name__}: {cause}"
-    hint = cause.hint if isinstance(cause, StokerError) else "see the cause above"
-    return CheckpointError(f"a checkpoint was not saved: {reason}", hint=hint)
+def _whole(step: int) -> int:
+    """The step as Python's own number: a counter may be a tensor's or numpy's."""
+    try:
+        number = index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"step={step!r} is no whole number", hint="give how many steps were taken")
+    return number
 
 
 def _warn_of_skipped(skipped: Sequence[str]) -> None:

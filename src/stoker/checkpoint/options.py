@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal
 
 from stoker.checkpoint.storm import Limits
@@ -43,8 +44,11 @@ class CheckpointOptions:
     world: World = field(default_factory=World.from_environ)
 
     def __post_init__(self) -> None:
-        if self.every != "auto" and (isinstance(self.every, str) or self.every < 0):
+        if self.every != "auto" and not _is_count(self.every):
             raise UsageError(f"every={self.every!r} is no interval", hint='give steps, 0 or "auto"')
+        for name in ("keep", "max_host_bytes"):
+            if not _is_count(getattr(self, name)):
+                raise UsageError(f"{name}={getattr(self, name)!r} cannot work", hint="give a count, or 0")
         for name, allowed in (("when_busy", ("wait", "skip")), ("on_failure", ("raise", "warn"))):
             if getattr(self, name) not in allowed:
                 raise UsageError(
@@ -54,6 +58,10 @@ class CheckpointOptions:
             raise UsageError(
                 f"chunk_bytes={self.chunk_bytes} is not a multiple of 4096", hint="leave it at its default"
             )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

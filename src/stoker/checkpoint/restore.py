@@ -67,6 +67,8 @@ def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str,
             found = saved.checkpoint
             return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
         skipped.append(f"{chosen}: {failure}")
+    if name and not skipped:
+        raise UsageError(f"{tiers.root} has no checkpoint {name}", hint="`stoker checkpoint ls` lists them")
     if name or touched:
         raise BadCheckpointError(
             f"no checkpoint in {tiers.root} could be restored: {'; '.join(skipped) or 'there is none'}",
@@ -168,10 +170,13 @@ def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bo
     live = {(name, plain_name(key)): value for key, value in inner.state_dict().items()}
     tensors = {path: one for path, one in live.items() if isinstance(one, torch.Tensor)}
     missing = [path for path in tensors if path_name(path) not in saved.pieces]
-    unknown = [path for path in saved.tensor_paths(name) if path not in tensors]
+    # a module's extra state may be any dictionary with tensors in it
+    inside = [path for path in saved.tensor_paths(name) if path not in tensors and path[:2] in live]
+    unknown = [path for path in saved.tensor_paths(name) if path not in tensors and path not in inside]
     if strict and (missing or unknown):
         raise _missing([path_name(path) for path in missing], saved, unknown=unknown)
     tensors = {path: one for path, one in tensors.items() if path not in missing}
+    tensors.update((path, new_tensor(saved.box(path_name(path)))) for path in inside)
     values = saved.values_under(name)
     original = {plain_name(key): key for key in inner.state_dict()}
     owned = {
@@ -209,7 +214,14 @@ def _want_optimizer(
         raise _missing([name], saved)
 
     def apply(state: Any) -> None:
-        optimizer.load_state_dict(numbered_state(optimizer, state, names))
+        numbered = numbered_state(optimizer, state, names)
+        try:
+            optimizer.load_state_dict(numbered)
+        except ValueError as error:
+            raise UsageError(
+                f"{name} does not take what {saved.checkpoint.name} holds: {error}",
+                hint="make the optimizer with the groups it was saved with, or restore without it",
+            ) from error
 
     return _Want(name=name, tensors=tensors, values=values, apply=apply)
 

@@ -253,6 +253,19 @@ class Saver:
                 retain(self._tiers, keep=self._options.keep)
 
 
+NOT_SAVED = "a checkpoint was not saved"
+NOT_DRAINED = "a checkpoint is saved here, and not in the remote tier"
+
+
+def failed(what: str, cause: BaseException) -> CheckpointError:
+    """What a loop is told of a failure in the background."""
+    reason = cause.message if isinstance(cause, StokerError) else f"{type(cause).__name__}: {cause}"
+    hint = cause.hint if isinstance(cause, StokerError) else "see the cause above"
+    error = CheckpointError(f"{what}: {reason}", hint=hint)
+    error.__cause__ = cause
+    return error
+
+
 def _notes_of(number: int, size: int) -> Iterable[str]:
     yield from (f"{kind}/{number}" for kind in ("begin", "outcome", "verdict", "ready", "changed"))
     for rank in range(size):

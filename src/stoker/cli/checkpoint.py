@@ -51,6 +51,8 @@ def ls(root: str, remote: str, tensors: bool, as_json: bool) -> None:
         click.echo(f"{row['name']}  {row['tiers']:12}  {state}")
     for one in shown:
         click.echo(f"{one['name']}  {one['dtype']} {one['shape']}")
+    if not rows:
+        click.echo(f"there is no checkpoint in {root}", err=True)
 
 
 @command.command()
@@ -78,7 +80,13 @@ def verify(root: str, remote: str, name: str, as_json: bool) -> None:
 @command.command()
 @click.argument("root")
 @_remote
-@click.option("--keep", default=0, metavar="N", help="Also delete all but the newest N.  [default: keep all]")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Also delete all but the newest N.  [default: keep all]",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would go, delete nothing.")
 @_json
 def gc(root: str, remote: str, keep: int, dry_run: bool, as_json: bool) -> None:

@@ -100,7 +100,8 @@ class TarWriter:
 
 
 def scan(file: BinaryIO, *, name: str) -> TarIndex:
-    """Index a tar that somebody else wrote, by reading its headers."""
+    """Index a tar that somebody else wrote, by reading its headers. As webdataset has it, a member without a
+    stem or a suffix (README, .hidden) belongs to no sample, and a sample has no member twice."""
     keys: list[bytes] = []
     starts: list[int] = []
     suffixes: dict[str, int] = {}
@@ -108,11 +109,18 @@ def scan(file: BinaryIO, *, name: str) -> TarIndex:
     for member in _members(file, name):
         folder, _, base = member.name.rpartition("/")
         stem, _, suffix = base.partition(".")
+        if not stem or not suffix:
+            continue
         key = (f"{folder}/{stem}" if folder else stem).encode()
         if not keys or keys[-1] != key:
             keys.append(key)
             starts.append(len(rows))
-        rows.append((suffixes.setdefault(suffix, len(suffixes)), member.offset_data, member.size))
+        number = suffixes.setdefault(suffix, len(suffixes))
+        if any(number == other for other, _, _ in rows[starts[-1] :]):
+            raise BadShardError(
+                f"{name} holds {member.name!r} twice", hint="write the tar again with one of them"
+            )
+        rows.append((number, member.offset_data, member.size))
     return _make_index(keys, [*starts, len(rows)], tuple(suffixes), rows)
 
 

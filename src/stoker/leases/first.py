@@ -51,7 +51,7 @@ _POLL_S = (0.02, 0.5)
 
 
 def first_rank(
-    name: str,
+    name: str = "work",
     *,
     per: Literal["node", "job"] = "node",
     folder: Path | str | None = None,
@@ -74,6 +74,8 @@ def first_rank(
     Set `first.result` to a JSON value of at most 1 MiB; leave large things in files and hand over the path.
     An exception in the block is raised in every process.
     """
+    if per not in ("node", "job"):
+        raise UsageError(f"per={per!r} is unknown", hint="use 'node' or 'job'")
     world = World.from_environ()
     size, rank = (world.local_size, world.local_rank) if per == "node" else (world.size, world.rank)
     if run and world.launcher == "single":

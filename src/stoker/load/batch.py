@@ -109,14 +109,13 @@ class WindowAssembler:
         arena: Callable[[], Arena],
         *,
         batch_size: int,
-        dtype: np.dtype[Any] | None,
+        dtype: np.dtype[Any],
         labels: str = "next",
         documents: Sequence[Documents] | None = None,
         wrap: Callable[[Array], Any] = lambda array: array,
     ) -> None:
         self._layouts, self._arena, self._batch_size, self._wrap = layouts, arena, batch_size, wrap
-        self._dtype = dtype or layouts[0].dtype
-        self._labels, self._documents = labels, documents
+        self._dtype, self._labels, self._documents = dtype, labels, documents
         self._buffers = Buffers()
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore

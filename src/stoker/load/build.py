@@ -13,7 +13,7 @@ import numpy as np
 from stoker.load.batch import Assembler, Batch, WindowAssembler
 from stoker.load.documents import DocumentAssembler
 from stoker.load.options import LoaderOptions
-from stoker.load.parts import Parts, slot_bytes
+from stoker.load.parts import Parts, slot_bytes, token_dtype
 from stoker.load.pipeline import Maker
 from stoker.load.samples import SampleAssembler
 from stoker.load.store import Store
@@ -32,7 +32,7 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             layouts,
             store.current_arena,
             batch_size=options.batch_size,
-            dtype=np.dtype(options.dtype) if options.dtype else None,
+            dtype=token_dtype(layouts, options),
             labels=options.labels,
             documents=_beside(parts) if options.documents else None,
             wrap=_wrapper(options.output),
@@ -42,7 +42,7 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             layouts,
             batch_size=options.batch_size,
             seq_len=options.seq_len,
-            dtype=np.dtype(options.dtype or layouts[0].dtype),
+            dtype=token_dtype(layouts, options),
             pad_id=options.pad_id,
             labels=options.labels,
             trim=options.packing == "buckets",

@@ -7,6 +7,7 @@ by batch.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,8 @@ def as_tensors(batch: Batch) -> Batch:
     """The arrays of a batch as tensors over the same memory."""
     if isinstance(batch, dict):
         return {name: as_tensor(value) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(map(as_tensor, batch))
     made: Batch = as_tensor(batch)
     return made
 
@@ -34,6 +37,27 @@ def as_tensor(value: Any) -> Any:
         same = all(one.shape == value[0].shape for one in value)
         return torch.stack(value) if same else value
     return value
+
+
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a batch, however a user's collate laid them out."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, (dict, list, tuple)):
+        for one in batch.values() if isinstance(batch, dict) else batch:
+            yield from tensors_of(one)
+
+
+def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same batch with other tensors, asked for in the order of `tensors_of`."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: with_tensors(one, change) for name, one in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        changed = [with_tensors(one, change) for one in batch]
+        return type(batch)(*changed) if hasattr(batch, "_fields") else type(batch)(changed)
+    return batch
 
 
 class Device:
@@ -103,8 +127,7 @@ class Arrivals:
             return
         self._device.wait_for(ready)
         stream = torch.cuda.current_stream(self._device.torch_device)
-        values = (value for batch in batches if isinstance(batch, dict) for value in batch.values())
-        on_card = (value for value in values if isinstance(value, torch.Tensor) and value.is_cuda)
+        on_card = (value for batch in batches for value in tensors_of(batch) if value.is_cuda)
         for value in {value.untyped_storage().data_ptr(): value for value in on_card}.values():
             value.record_stream(stream)  # or its memory could be reused under the consumer's kernels
 
@@ -132,17 +155,20 @@ class Copier:
         return batch, state
 
     def _copy(self, batch: Batch) -> tuple[Batch, Any]:
-        if not isinstance(batch, dict) or not self._device.is_cuda:
+        if not self._device.is_cuda:
             return batch, None
-        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        stage = self._stage(sum(-(-t.nbytes // 16) * 16 for t in tensors.values()))
-        moved, at = dict(batch), 0
+        rooms = [-(-tensor.nbytes // 16) * 16 for tensor in tensors_of(batch)]
+        stage = self._stage(sum(rooms))
+        places = itertools.accumulate(rooms, initial=0)
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            at = next(places)
+            pinned = stage[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            pinned.copy_(tensor)
+            return pinned.to(self._device.torch_device, non_blocking=True)
+
         with self._device.copying():
-            for name, tensor in tensors.items():
-                pinned = stage[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                pinned.copy_(tensor)
-                moved[name] = pinned.to(self._device.torch_device, non_blocking=True)
-                at += -(-tensor.nbytes // 16) * 16
+            moved = with_tensors(batch, move)
             ready = self._device.mark()
         self._stages.append((stage, ready))
         return moved, ready

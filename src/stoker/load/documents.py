@@ -54,7 +54,7 @@ class DocumentAssembler:
             rows = np.arange(len(good)) if good.all() else next_good(good)
             self.skipped += int((~good).sum())
             cut = np.minimum(lengths[rows], self._seq_len + 1)
-            tokens, ends = self._gather(held, task.draw.chunk[rows], places[rows], cut)
+            tokens, ends = self._gather(task.draw, held, task.draw.chunk[rows], places[rows], cut)
             return self._padded(task, tokens, ends, cut)
         return [self._packed(task, held, places, good)]
 
@@ -75,7 +75,7 @@ class DocumentAssembler:
         return places, lengths, good
 
     def _gather(
-        self, held: Sequence[Chunk], chunk_of: Integers, places: Integers, lengths: Integers
+        self, draw: Draw, held: Sequence[Chunk], chunk_of: Integers, places: Integers, lengths: Integers
     ) -> tuple[Array, Integers]:
         """The tokens of every stretch, end to end, and where each ends."""
         ends = np.cumsum(lengths)
@@ -83,7 +83,7 @@ class DocumentAssembler:
         for number, chunk in enumerate(held):
             mine = np.flatnonzero(chunk_of == number)
             source = ragged(places[mine], lengths[mine])
-            kind = self._layouts[0].dtype
+            kind = self._layouts[draw.keys[number][0]].dtype
             tokens[ragged((ends - lengths)[mine], lengths[mine])] = chunk.data.view(kind)[source]
         return tokens, ends
 
@@ -122,7 +122,7 @@ class DocumentAssembler:
         lengths = np.where(good[packed.item], packed.length, 0)
         self.skipped += int((~good).sum())
         chunk_of = task.draw.chunk[packed.item]
-        tokens, _ = self._gather(held, chunk_of, places[packed.item] + packed.start, lengths)
+        tokens, _ = self._gather(task.draw, held, chunk_of, places[packed.item] + packed.start, lengths)
         cells = ragged(packed.row * self._seq_len + packed.column, lengths)
         shape = (packed.rows, self._seq_len)
         input_ids = np.full(shape, self._pad_id, self._dtype)

@@ -10,6 +10,7 @@ whole job, the same on every rank.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -83,9 +84,10 @@ class Loader:
         world = self.options.world
         self._cut = self.options.cut or Cut.for_world(world.size, world.nodes, lanes=self.options.lanes)
         self._begin, self._resumed = Cursor(), False
-        self._delivered = self._skipped = 0
+        self._delivered = self._skipped = self._loops = 0
         self._finish = _finisher(self.options.output)
         self._pipeline: Pipeline | None = None
+        self._pid = os.getpid()
         self._close_pipeline: weakref.finalize[Any, Any] | None = None
         self._group, self._given = _NO_GROUP, 0
         self._build()
@@ -94,7 +96,8 @@ class Loader:
         if self.options.shuffle == "off" and not self._resumed:
             self._go_to(Cursor(epoch=self.epoch))
         self._resumed = False
-        some = False
+        self._loops = loop = self._loops + 1
+        some, ends = False, 0
         while True:
             while self._given < len(self._group.batches):
                 batch = self._group.batches[self._given]
@@ -102,11 +105,13 @@ class Loader:
                 self._delivered += 1
                 some = True
                 yield batch
+                self._check_loop(loop)
             self._next_group()
             if not self._group.batches:  # an epoch ended: this one, unless it was handed out before
+                ends += 1
                 if some:
                     return
-                self._check_enough()
+                self._check_enough(ends)
 
     def __len__(self) -> int:
         """Batches in an epoch, on every rank."""
@@ -120,6 +125,14 @@ class Loader:
     @property
     def batch_size(self) -> int:
         return self.options.batch_size
+
+    @property
+    def dataset(self) -> object:
+        """None that torch knows: who asks wants to skip batches, and would read all of them for it."""
+        raise AttributeError(
+            "a stoker loader has no torch dataset; it resumes with load_state_dict, not by skipping batches: "
+            "TrainingArguments(ignore_data_skip=True), see examples/hf_trainer"
+        )
 
     @property
     def makes_on_device(self) -> bool:
@@ -202,6 +215,10 @@ class Loader:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process, as it stands here."""
+        return _reopen, (self._sources, self._files, self._weights, self.options, self.state_dict())
+
     def _open(self, source: Source, files: Files | None) -> Dataset:
         # cuFile reads what has been verified; the first, verifying read is an ordinary one. On the way to a
         # device a memory map is of no use.
@@ -237,27 +254,50 @@ class Loader:
         if self._pipeline is None:
             self._start()
         assert self._pipeline is not None
-        group = self._pipeline.next()
+        self._check_process()
+        try:
+            group = self._pipeline.next()
+        except Exception:
+            self._stop()  # what makes the batches has ended: the next loop tries again from here
+            raise
         self._engine.accept(group.batches, group.ready)
         self._skipped += group.skipped
         self._begin = self._cursor()
         self._group, self._given = group, 0
 
-    def _check_enough(self) -> None:
-        if self._parts.planner.batches(Cursor(epoch=self.epoch)) == 0:
+    def _check_loop(self, loop: int) -> None:
+        """A loader has one position: of two loops at once, each would miss what the other got."""
+        if loop != self._loops:
+            raise UsageError(
+                "another loop over this loader has begun, and took over its position",
+                hint="make a loader for each loop",
+            )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "this loader was started before the process was forked; its threads stayed with the parent",
+                hint="make the loader in the child, or start processes with spawn",
+            )
+
+    def _check_enough(self, ends: int) -> None:
+        """How many batches packed rows make is seen only when a whole epoch, between two ends, has none."""
+        if ends > 1 or self._parts.planner.batches(Cursor(epoch=self.epoch)) == 0:
             samples = sum(layout.samples for layout in self._parts.layouts)
             wanted = self.options.batch_size * self.options.world.size
+            pad = ", or tail='pad'" if samples and self.options.packing != "best-fit" else ""
             raise UsageError(
-                f"the dataset has {samples:,} samples, a global batch takes {wanted:,}",
-                hint="use a smaller batch_size, a shorter seq_len, or tail='pad'",
+                f"the dataset has {samples:,} samples, a global batch takes {wanted:,} rows of them",
+                hint=f"use more data, a smaller batch_size, a shorter seq_len{pad}",
             )
 
     def _start(self) -> None:
+        self._pid = os.getpid()
         if self.options.workers == "inline":
             self._pipeline = Inline(self._engine.maker, self._begin)
         elif self.options.workers == "process":
             self._pipeline = Processes(self._recipe(), finish=self._finish)
-            self._close_pipeline = weakref.finalize(self, self._pipeline.close)
+            self._close_pipeline = weakref.finalize(self, _close_here, self._pipeline, self._pid)
         else:
             self._pipeline = Background(
                 self._engine.maker,
@@ -266,7 +306,7 @@ class Loader:
                 tuner=self._tuner,
                 ahead=self._parts.ahead,
             )
-            self._close_pipeline = weakref.finalize(self, self._pipeline.close)
+            self._close_pipeline = weakref.finalize(self, _close_here, self._pipeline, self._pid)
 
     def _recipe(self) -> Recipe:
         return Recipe(
@@ -284,7 +324,7 @@ class Loader:
         self._begin = self._cursor()
         self._group, self._given = _NO_GROUP, 0
         if self._pipeline:
-            self._pipeline.close()
+            _close_here(self._pipeline, self._pid)
             self._pipeline = None
         if self._close_pipeline:
             self._close_pipeline.detach()
@@ -314,6 +354,19 @@ class Loader:
             )
 
 
+def _reopen(
+    sources: list[Source],
+    files: Files | None,
+    weights: tuple[float, ...],
+    options: LoaderOptions,
+    state: dict[str, Any],
+) -> Loader:
+    given = {name: getattr(options, name) for name in options.__dataclass_fields__}
+    loader = Loader(sources, files=files, weights=weights, **given)
+    loader.load_state_dict(state)
+    return loader
+
+
 def _most_readers() -> int:
     return min(_MOST_READERS, usable_cores())
 
@@ -334,6 +387,12 @@ def _finisher(output: str) -> Callable[[Batch], Batch]:
     from stoker.load.device import as_tensors  # the one home of torch
 
     return as_tensors
+
+
+def _close_here(pipeline: Pipeline, pid: int) -> None:
+    """Not in a forked child: a lock may have been held in the parent, whose threads and workers they are."""
+    if os.getpid() == pid:
+        pipeline.close()
 
 
 def _close_parts(readers: Readers, datasets: Sequence[Dataset], close_engine: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -71,14 +72,30 @@ class LoaderOptions:
                 raise UsageError(
                     f"{name}={value!r} is unknown", hint=f"use one of {', '.join(map(repr, allowed))}"
                 )
-        if self.batch_size < 1 or self.memory < 1 << 20:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or int(value) < least:
+                raise UsageError(f"{name}={value!r} cannot work", hint=f"use a whole number from {least:,}")
+        try:
+            np.dtype(self.dtype or np.int64)
+        except TypeError as error:
             raise UsageError(
-                f"batch_size={self.batch_size}, memory={self.memory:,} cannot work",
-                hint="use a batch of at least one row and at least 1 MiB of memory",
-            )
+                f"dtype={self.dtype!r} is none that numpy knows", hint="use 'int32', numpy.int32 or None"
+            ) from error
         if self.packing == "best-fit" and self.tail == "pad":
             raise UsageError("best-fit packing cannot pad the tail", hint="use tail='drop'")
 
+
+_LEAST = {
+    "batch_size": 1,
+    "seq_len": 0,
+    "processes": 1,
+    "memory": 1 << 20,
+    "lanes": 0,
+    "chunk_bytes": 1,
+    "window": 1,
+    "readers": 0,
+}
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "packing": PACKINGS,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from stoker.errors import UsageError
 from stoker.load.options import LoaderOptions
-from stoker.ordering.blend import make_blend
+from stoker.ordering.blend import check_weights, make_blend
 from stoker.ordering.order import Cut, Order, Share
 from stoker.ordering.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
 from stoker.reading.dataset import Dataset
@@ -47,6 +48,7 @@ class Parts:
 def make_parts(
     datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], cut: Cut
 ) -> Parts:
+    check_weights(len(datasets), tuple(weights))
     layouts, owners = _layouts(datasets, options)
     orders = tuple(_order(layout, options, number, cut) for number, layout in enumerate(layouts))
     chunks = [order.chunk for order in orders]
@@ -143,10 +145,15 @@ def _share(options: LoaderOptions) -> Share:
 
 
 def _batch_bytes(layouts: Sequence[Layout], options: LoaderOptions) -> int:
-    layout = layouts[0]
-    if isinstance(layout, (Windows, Documents)):
-        return options.batch_size * (options.seq_len + 1) * np.dtype(options.dtype or layout.dtype).itemsize
+    if isinstance(layouts[0], (Windows, Documents)):
+        return options.batch_size * (options.seq_len + 1) * token_dtype(layouts, options).itemsize
     return max(1, int(options.batch_size * max(layout.sample_bytes for layout in layouts)))
+
+
+def token_dtype(layouts: Sequence[Any], options: LoaderOptions) -> np.dtype[Any]:
+    """Of the ids in a batch: as asked for, or one that holds the ids of every dataset."""
+    dtype: np.dtype[Any] = np.dtype(options.dtype or np.result_type(*(layout.dtype for layout in layouts)))
+    return dtype
 
 
 def _slots(options: LoaderOptions, lanes: int, *, blended: int) -> int:

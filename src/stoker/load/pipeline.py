@@ -243,7 +243,8 @@ class Readers(Executor):
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads if wait else ():
-            thread.join()
+            if thread is not threading.current_thread():  # which may be where a dropped loader is found
+                thread.join()
         self._threads = []
 
     def _run(self) -> None:

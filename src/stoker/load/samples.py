@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.errors import UsageError
 from stoker.load.batch import Batch, ignore, next_good, untouched
 from stoker.ordering.plan import Task
 from stoker.reading.chunks import Chunk
@@ -76,10 +77,24 @@ class SampleAssembler:
 
 
 def collate_samples(samples: list[Any]) -> Any:
-    """Stack arrays and numbers of one shape, key by key; anything else becomes a list."""
-    if isinstance(samples[0], dict):
-        return {key: _stack([sample[key] for sample in samples]) for key in samples[0]}
+    """Stack arrays and numbers of one shape, key by key or place by place; anything else becomes a list."""
+    first = samples[0]
+    if isinstance(first, dict):
+        _check_alike(samples)
+        return {key: _stack([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple) and all(isinstance(one, tuple) and len(one) == len(first) for one in samples):
+        return tuple(_stack(list(values)) for values in zip(*samples, strict=True))
     return _stack(samples)
+
+
+def _check_alike(samples: list[Sample]) -> None:
+    for sample in samples:
+        if other := samples[0].keys() ^ sample.keys():
+            names = [repr(one["__key__"]) for one in (samples[0], sample) if "__key__" in one]
+            raise UsageError(
+                f"samples {' and '.join(names)} of one batch do not both have {', '.join(sorted(other))}",
+                hint="give all samples the same keys with `transform`, or give a `collate`",
+            )
 
 
 def _stack(values: list[Any]) -> Any:

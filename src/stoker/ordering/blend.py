@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -85,12 +86,16 @@ def make_blend(orders: tuple[Order, ...], weights: tuple[float, ...], *, seed: i
     return Blend(orders=orders, weights=weights, pattern=pattern, before=before, share=share, seed=seed)
 
 
-def _check(orders: tuple[Order, ...], weights: tuple[float, ...]) -> None:
-    if len(orders) != len(weights) or not orders or any(not weight > 0 for weight in weights):
+def check_weights(datasets: int, weights: tuple[float, ...]) -> None:
+    if not 0 < datasets == len(weights) or not all(0 < weight < math.inf for weight in weights):
         raise UsageError(
-            f"{len(orders)} datasets and weights {weights} do not make a blend",
+            f"{datasets} datasets and weights {weights} do not make a blend",
             hint="give one positive weight per dataset",
         )
+
+
+def _check(orders: tuple[Order, ...], weights: tuple[float, ...]) -> None:
+    check_weights(len(orders), weights)
     smallest = min(order.samples for order in orders)
     if smallest < orders[0].lanes or len({order.lanes for order in orders}) > 1:
         raise UsageError(

@@ -222,11 +222,10 @@ class ShardReader:
     def _mark_bad(self, name: str, block: int) -> None:
         problem = self._problem(name, block)
         with self._lock:
-            if block in self._bad.setdefault(name, set()):
-                return
-            self._bad[name].add(block)
-            self.damage.blocks += 1
-            self.damage.named.append(problem)
+            if block not in self._bad.setdefault(name, set()):
+                self._bad[name].add(block)
+                self.damage.blocks += 1
+                self.damage.named.append(problem)
         if not self.skips:
             raise BadShardError(f"{problem}: its data is damaged", hint=self.cure(name))
 

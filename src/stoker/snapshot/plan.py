@@ -7,7 +7,7 @@ What several ranks hold alike is written once: `share` deals it out over those t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +42,15 @@ class Plan:
     bytes: int
     hasty_bytes: int  # the first so many bytes may change before the optimizer's next step
     pieces_text: str = ""  # the pieces as they stand in the part's description
+    shared: Mapping[Path, Sequence[Path]] = field(default_factory=dict)  # a tensor → those it is saved for
+
+    def fits(self, flat: Flat) -> bool:
+        """Whether a state is still as planned; tensors that shared their memory may have parted since."""
+        return signature(flat) == self.signature and all(
+            _memory(flat.tensors[first], first) == _memory(flat.tensors[other], other)
+            for first, others in self.shared.items()
+            for other in others
+        )
 
     def tensors(self, flat: Flat) -> list[torch.Tensor]:
         """What to copy for each write: this rank's part of the live tensors."""
@@ -119,6 +128,7 @@ def make_plan(
         bytes=size,
         hasty_bytes=hasty,
         pieces_text=pieces_text(everything),
+        shared=shared,
     )
 
 
@@ -135,8 +145,9 @@ def steady_paths(objects: Objects, flat: Flat) -> set[Path]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    """What this rank holds of a tensor, and no more to be done to it: torch puts off conjugating."""
+    here = tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return here.resolve_conj().resolve_neg() if here.is_conj() or here.is_neg() else here
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -164,7 +175,8 @@ def _memory(tensor: torch.Tensor, path: Path) -> Any:
     here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not here.numel():
         return path
-    return here.device, here.data_ptr(), tensor.shape, here.shape, here.stride(), here.dtype
+    put_off = here.is_conj(), here.is_neg()
+    return here.device, here.data_ptr(), tensor.shape, here.shape, here.stride(), here.dtype, put_off
 
 
 def _slabs(box: Box, ranks: int) -> list[Box]:

@@ -36,7 +36,7 @@ class Flat:
     values: dict[Path, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """No two paths may have the same name."""
+        """No two paths may have the same name, and tensors must have plain memory."""
         names: dict[str, Path] = {}
         for path in (*self.tensors, *self.values):
             other = names.setdefault(path_name(path), path)
@@ -44,6 +44,13 @@ class Flat:
                 raise UsageError(
                     f"{path} and {other} are both called {path_name(path)!r} in a checkpoint",
                     hint="rename one of the keys",
+                )
+        for path, tensor in self.tensors.items():
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+                kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+                raise UsageError(
+                    f"{path_name(path)} is a {kind} tensor, which a checkpoint cannot hold",
+                    hint="save its parts as dense tensors",
                 )
 
 
@@ -101,11 +108,12 @@ def optimizer_keys(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -
 def numbered_state(optimizer: torch.optim.Optimizer, state: Any, names: Mapping[int, str]) -> Any:
     """A named state back to what `optimizer.load_state_dict` takes."""
     numbers = {key: number for number, key in optimizer_keys(optimizer, names).items()}
-    missing = [key for key in state.get("state", {}) if key not in numbers]
+    saved = [*state.get("state", {}), *(key for group in state["param_groups"] for key in group["params"])]
+    missing = [key for key in saved if key not in numbers]
     if missing:
         raise UsageError(
             f"the checkpoint has optimizer state for {missing[0]!r}, which this optimizer does not hold",
-            hint="make the optimizer over the same parameters, or restore without it",
+            hint="give its module too, with the same parameters, or restore without it",
         )
     groups = [
         {**group, "params": [numbers[key] for key in group["params"]]} for group in state["param_groups"]

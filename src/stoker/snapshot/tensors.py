@@ -161,10 +161,16 @@ class Reading:
     def want(self, rank: int, piece: Piece, *, offsets: tuple[int, ...], target: torch.Tensor) -> None:
         """Read the box at `offsets` of a piece that is as large as the target, into the target."""
         box = piece.box
+        if target.is_meta:
+            raise UsageError(
+                f"{box.name} has no memory yet to be restored into: it is on the meta device",
+                hint="call `module.to_empty(device=...)` first",
+            )
         if not target.numel():
             return
         rows_only = tuple(target.shape[1:]) == box.sizes[1:]
-        if rows_only and target.is_contiguous() and target.dtype == torch_dtype(box.dtype):
+        plain = target.is_contiguous() and not target.is_conj() and not target.is_neg()
+        if rows_only and plain and target.dtype == torch_dtype(box.dtype):
             row_bytes = math.prod(box.sizes[1:]) * item_bytes(box.dtype)
             start = piece.at + (offsets[0] * row_bytes if offsets else 0)
             self._add(rank, start, target)

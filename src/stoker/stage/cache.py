@@ -75,7 +75,7 @@ class Cache:
             "keep_in_memory": keep_in_memory,
             "ttl_s": ttl_s,
         }
-        self.folder = Path(folder).absolute() if folder else default_folder()
+        self.folder = path_behind(folder).absolute() if folder else default_folder()
         self.hub_cache, self._ttl_s = hub_cache, ttl_s
         with named_errors("make the cache folder", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ class Cache:
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """$STOKER_CACHE, else a folder under the temporary one that is this user's alone."""
     if folder := environ.get("STOKER_CACHE"):
-        return Path(folder).absolute()
+        return path_behind(folder).absolute()
     path = Path(tempfile.gettempdir()) / f"stoker-cache-{os.getuid()}"
     with named_errors("make the cache folder", path):
         path.mkdir(mode=0o700, exist_ok=True)

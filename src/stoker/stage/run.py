@@ -136,7 +136,7 @@ def parse_share(text: str) -> tuple[int, int]:
         raise UsageError(f"{text!r} is not a share", hint="write node/nodes, as 0/16 for the first") from None
     if not 0 <= node < nodes:
         raise UsageError(
-            f"there is no node {node} of {nodes}", hint=f"the first is 0, the last is {nodes - 1}"
+            f"there is no node {node} of {nodes}", hint="the first is 0: of two nodes 0/2, the other 1/2"
         )
     return node, nodes
 

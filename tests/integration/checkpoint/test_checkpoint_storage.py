@@ -161,7 +161,7 @@ def test_a_store_that_stays_away_is_an_error_and_the_local_ones_stay(
         tmp_path / "run", remote=remote, keep=1, timeout_s=0.2, on_failure="raise", world=World()
     )
     checkpointer.save(1, state=state(1))
-    with pytest.raises(CheckpointError, match=r"was not saved: cannot .* s3://bucket") as caught:
+    with pytest.raises(CheckpointError, match=r"not in the remote tier: cannot .* s3://bucket") as caught:
         checkpointer.close()
     assert "AWS_SECRET_ACCESS_KEY" in caught.value.hint
     assert Tiers(root=tmp_path / "run").latest(skipped=[]).step == 1

@@ -87,17 +87,16 @@ class Rows(Sequence[Batch]):
 
     def __init__(self, columns: dict[str, Any], size: int) -> None:
         self._columns, self._size = columns, size
-        self._count = -(-len(next(iter(columns.values()))) // size)
-        self._batches: list[Batch] = []
 
     def __len__(self) -> int:
-        return self._count
+        return -(-len(next(iter(self._columns.values()))) // self._size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rows = zip(*(_split(column, self._size) for column in self._columns.values()), strict=True)
+        return (dict(zip(self._columns, values, strict=True)) for values in rows)
 
     def __getitem__(self, number: Any) -> Any:
-        if not self._batches:
-            rows = zip(*(_split(column, self._size) for column in self._columns.values()), strict=True)
-            self._batches = [dict(zip(self._columns, values, strict=True)) for values in rows]
-        return self._batches[number]
+        return list(self)[number]
 
 
 class WindowAssembler:
@@ -147,8 +146,11 @@ class WindowAssembler:
             columns.update((name, self._wrap(ids)) for name, ids in self._document_extras(draw).items())
         if task.real is not None:
             columns["real"] = self._wrap(task.real)
-        batches = Rows(columns, self._batch_size)
-        for batch in batches if self._documents else ():
+        rows = Rows(columns, self._batch_size)
+        if not self._documents:
+            return rows
+        batches = list(rows)
+        for batch in batches:
             batch["cu_seqlens"] = self._wrap(cu_seqlens(np.asarray(batch["position_ids"])))
         return batches
 

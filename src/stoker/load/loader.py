@@ -260,10 +260,11 @@ class Loader:
         except Exception:
             self._stop()  # what makes the batches has ended: the next loop tries again from here
             raise
-        self._engine.accept(group.batches, group.ready)
+        batches = list(group.batches)
+        self._engine.accept(batches, group.ready)
         self._skipped += group.skipped
         self._begin = self._cursor()
-        self._group, self._given = group, 0
+        self._group, self._given = replace(group, batches=batches), 0
 
     def _check_loop(self, loop: int) -> None:
         """A loader has one position: of two loops at once, each would miss what the other got."""

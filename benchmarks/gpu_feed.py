@@ -193,7 +193,7 @@ def measure_disk(folder: Path, device: str, seconds: float, large: dict) -> dict
         threads = max((4, 5, 8), key=lambda count: direct_reads(folder, count, seconds))
         options = {**large, "chunk_bytes": 64 << 20, "reader": "direct", "readers": threads, "lanes": 8}
         bare, verifying, after = [direct_reads(folder, threads, 10**9)], [], []
-        for _ in range(3):
+        for _ in range(5):
             first, second = feed_speed(folder, device, 10**9, passes=2, **options)
             bare.append(direct_reads(folder, threads, 10**9))
             verifying.append(first / statistics.mean(bare[-2:]))
@@ -378,7 +378,7 @@ def main() -> None:
     parser.add_argument(
         "--settings",
         type=settings,
-        default=settings("32x12,64x12,64x14"),
+        default=settings("32x12,32x14,64x14"),
         help="chunk MiB x readers",
     )
     parser.add_argument("--tests", action="store_true", help="run the GPU tests first")

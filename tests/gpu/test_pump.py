@@ -11,7 +11,8 @@ import torch
 from xxhash import xxh3_64_intdigest
 
 from stoker.load.device import Device
-from stoker.load.pump import TorchRing, open_pool
+from stoker.load.pool import open_pool
+from stoker.load.pump import TorchRing
 from stoker.reading.chunks import Run
 
 STRETCHES = [(0, 9_000_001), (1, 2), (4095, 4097), (8191, 5_000_000), (8_999_999, 9_000_001)]
@@ -34,7 +35,7 @@ def read(request, device):
 
         yield with_ring
         return
-    pool = open_pool(device, 3)
+    pool = pool_for(device, threads=3)
     assert pool, "the extension stoker.load._pump is not built"
 
     def with_pool(file, stretches, target):
@@ -49,6 +50,10 @@ def read(request, device):
     yield with_pool
     pool.close()
     pool.close()
+
+
+def pool_for(device, *, threads):
+    return open_pool(threads=threads, device=device.torch_device.index, stream=device.copy_stream)
 
 
 def run(file, start, stop, digests=None, block_bytes=8192, file_bytes=0):
@@ -113,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_told(read, tmp_path):
 
 def test_a_copy_waits_for_those_who_still_read_its_target(device, file):
     path, data = file
-    handle, pool = os.open(path, os.O_RDONLY), open_pool(device, 1)
+    handle, pool = os.open(path, os.O_RDONLY), pool_for(device, threads=1)
     target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
     torch.cuda._sleep(50_000_000)
     before = target.clone()
@@ -128,7 +133,7 @@ def test_a_copy_waits_for_those_who_still_read_its_target(device, file):
 
 def test_what_has_not_begun_is_cancelled_when_a_pool_closes(device, file):
     path, data = file
-    handle, pool = os.open(path, os.O_RDONLY), open_pool(device, 1)
+    handle, pool = os.open(path, os.O_RDONLY), pool_for(device, threads=1)
     target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
     stretch, address = [run(handle, 0, len(data))], target.data_ptr()
     jobs = [pool.submit(stretch, target=address, after=None) for _ in range(200)]
@@ -144,7 +149,7 @@ def test_what_has_not_begun_is_cancelled_when_a_pool_closes(device, file):
 @pytest.mark.parametrize("block_bytes", [4096, 8192, 1 << 20, 4 << 20])
 def test_blocks_are_verified_on_their_way(device, file, flags, block_bytes):
     path, data = file
-    handle, pool = os.open(path, os.O_RDONLY | flags), open_pool(device, 3)
+    handle, pool = os.open(path, os.O_RDONLY | flags), pool_for(device, threads=3)
     assert pool.verifies(block_bytes)
     digests = digests_of(data, block_bytes)
     for start, stop in STRETCHES:
@@ -169,7 +174,7 @@ def test_a_flipped_byte_is_found_before_anything_of_its_block_is_handed_on(devic
     with path.open("r+b") as damaged:
         damaged.seek(at)
         damaged.write(bytes([data[at] ^ 1]))
-    handle, pool = os.open(path, os.O_RDONLY), open_pool(device, 1)
+    handle, pool = os.open(path, os.O_RDONLY), pool_for(device, threads=1)
     target = torch.zeros(len(data), dtype=torch.uint8, device="cuda")
     wanted = run(handle, 0, len(data), digests, block_bytes, len(data))
     with pytest.raises(ValueError, match="digest"):

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from stoker.load.build import Store, make_parts
 from stoker.load.options import LoaderOptions
+from stoker.load.parts import make_parts
+from stoker.load.store import Store
 from stoker.ordering.order import Cut
 from stoker.reading.chunks import Chunk, ChunkCache, in_threads
 from stoker.reading.dataset import open_dataset
-
-
-class Later(Executor):
-    """Does what it is asked when told to."""
-
-    def __init__(self):
-        self.asked = []
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = Future()
-        self.asked.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def work(self, number=0):
-        future, call = self.asked.pop(number)
-        future.set_result(call())
 
 
 def chunk(key, slot):
@@ -75,17 +61,19 @@ def test_a_failed_read_is_raised_and_can_be_tried_again():
             assert cache.hold(keys(1))[0].slot == 0
 
 
-def test_a_read_asked_for_before_the_cache_grew_does_not_write_into_the_new_arena(corpus):
+def test_what_is_being_read_when_the_cache_grows_is_waited_for(corpus):
     options = LoaderOptions(batch_size=4, seq_len=32, chunk_bytes=256)
     dataset = open_dataset(corpus, files=None, engine="pread", on_corrupt="raise")
     parts = make_parts([dataset], options, weights=(1.0,), cut=Cut(lanes=2))
-    later = Later()
-    store = Store(parts, batch_rows=4, threads=later)
-    store.cache.prefetch([(0, 0, 4)], keep=set())
-    grown = store.for_keys(store.cache.slots + 1)
-    grown.prefetch([(0, 8, 12)], keep=set())
-    later.work(1)
-    before = store.arena.slot(0).copy()
-    later.work(0)
-    assert (store.arena.slot(0) == before).all()
+    with ThreadPoolExecutor(1) as threads:
+        store = Store(parts, batch_rows=4, threads=threads)
+        small, held_up = store.cache, threading.Event()
+        threads.submit(held_up.wait)
+        small.prefetch([(0, 0, 4)], keep=set())
+        growing = threading.Thread(target=store.for_keys, args=(small.slots + 1,))
+        growing.start()
+        assert store.cache is small
+        held_up.set()
+        growing.join()
+    assert store.cache is not small
     dataset.reader.close()

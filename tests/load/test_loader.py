@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 
@@ -118,7 +119,10 @@ def test_epochs_advance_by_themselves_and_differ(corpus):
 def test_chunks_too_large_for_the_budget_are_read_sample_by_sample(tmp_path):
     folder = make_tokens(tmp_path / "big", [[5000] * 400])
     options = {"chunk_bytes": 1 << 20, "seq_len": 512}
-    with load(folder, memory=1 << 20, **options) as small, load(folder, **options) as large:
+    with pytest.warns(RuntimeWarning, match=r"give memory=\d+ << 20") as told:
+        small = load(folder, memory=1 << 20, **options)
+    enough = int(re.search(r"memory=(\d+) <<", str(told[0].message))[1]) << 20
+    with small, load(folder, memory=enough, **options) as large:
         assert small.report().read_alone
         assert not large.report().read_alone
         assert first_tokens(small) == first_tokens(large)

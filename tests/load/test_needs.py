@@ -67,7 +67,7 @@ def test_shares_of_all_nodes_hold_every_file(corpus):
 
 
 def test_files_come_in_the_order_in_which_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.load.build.STRETCH_BYTES", 512)
+    monkeypatch.setattr("stoker.load.parts.STRETCH_BYTES", 512)
     corpus = make_tokens(tmp_path / "corpus", [[300] * 20] * 12)
     watched = Watched(corpus)
     with loader_of(corpus, 0, ranks=1, nodes=1, watched=watched, lanes=1) as loader:
@@ -79,7 +79,7 @@ def test_files_come_in_the_order_in_which_they_are_read(tmp_path, monkeypatch):
 
 
 def test_after_half_an_epoch_what_is_still_to_come_is_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.load.build.STRETCH_BYTES", 512)
+    monkeypatch.setattr("stoker.load.parts.STRETCH_BYTES", 512)
     corpus = make_tokens(tmp_path / "corpus", [[300] * 20] * 12)
     with loader_of(corpus, 0, ranks=1, nodes=1, lanes=1) as loader:
         at_first = loader.files_in_order()

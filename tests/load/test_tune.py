@@ -15,15 +15,15 @@ def step(now, *, waited, reading=0.0, full=0.1, calm=0):
     return next_setting(now, seen, limits=LIMITS, calm=calm)
 
 
-def test_a_loader_that_is_always_late_is_not_given_more_memory():
+def test_a_loader_that_is_late_on_the_whole_is_not_given_more_memory():
     now = Setting(depth=2, readers=2)
-    assert step(now, waited=0.9, full=0.0) == (now, "")
+    assert step(now, waited=0.9, full=0.05) == (now, "")
 
 
-def test_a_waiting_consumer_gets_more_depth():
-    setting, reason = step(Setting(depth=2, readers=2), waited=0.5)
+def test_a_loader_that_is_now_ahead_now_late_gets_more_depth():
+    setting, reason = step(Setting(depth=2, readers=2), waited=0.1, full=0.5)
     assert setting == Setting(depth=3, readers=2)
-    assert "waited 50%" in reason
+    assert "waited 10%" in reason
 
 
 def test_a_wait_for_reads_gets_another_reader():
@@ -65,7 +65,7 @@ def test_what_was_chosen_and_why_is_kept_within_bounds():
         tuner.after_group(
             Seen(
                 wall_s=before.wall_s + 1,
-                consumer_s=before.consumer_s + waiting,
+                consumer_s=before.consumer_s + 0.05 * waiting,
                 reading_s=before.reading_s,
                 full_s=before.full_s + 0.1,
             )

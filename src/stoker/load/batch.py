@@ -35,7 +35,7 @@ class Assembler(Protocol):
     skipped: int
     on_sample: Callable[[str], None]
 
-    def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]: ...
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> Sequence[Batch]: ...
 
 
 def ignore(status: str) -> None:
@@ -81,6 +81,25 @@ class Arena:
         return self._memory.view(dtype)
 
 
+class Rows(Sequence[Batch]):
+    """Columns of rows as batches, cut apart when one is asked for: by the thread that trains, while the next
+    group is being gathered."""
+
+    def __init__(self, columns: dict[str, Any], size: int) -> None:
+        self._columns, self._size = columns, size
+        self._count = -(-len(next(iter(columns.values()))) // size)
+        self._batches: list[Batch] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        if not self._batches:
+            rows = zip(*(_split(column, self._size) for column in self._columns.values()), strict=True)
+            self._batches = [dict(zip(self._columns, values, strict=True)) for values in rows]
+        return self._batches[number]
+
+
 class WindowAssembler:
     """Fixed windows of the token stream."""
 
@@ -101,7 +120,7 @@ class WindowAssembler:
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
-    def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> Sequence[Batch]:
         draw = task.draw
         if any(chunk.damaged for chunk in held):
             draw = draw.rows(self._whole_rows(draw, held))
@@ -120,7 +139,7 @@ class WindowAssembler:
                 tokens[mine] = rows_of(arena.tokens(layout.dtype), tokens.shape[1])[places]
         return self._wrap(tokens)
 
-    def _batches(self, task: Task, draw: Draw, tokens: Any) -> list[Batch]:  # an array, or a tensor
+    def _batches(self, task: Task, draw: Draw, tokens: Any) -> Sequence[Batch]:  # an array, or a tensor
         columns = {"input_ids": tokens[:, :-1]}
         if self._labels:
             columns["labels"] = tokens[:, 1:] if self._labels == "next" else tokens[:, :-1]
@@ -128,8 +147,7 @@ class WindowAssembler:
             columns.update((name, self._wrap(ids)) for name, ids in self._document_extras(draw).items())
         if task.real is not None:
             columns["real"] = self._wrap(task.real)
-        rows = zip(*(_split(column, self._batch_size) for column in columns.values()), strict=True)
-        batches: list[Batch] = [dict(zip(columns, values, strict=True)) for values in rows]
+        batches = Rows(columns, self._batch_size)
         for batch in batches if self._documents else ():
             batch["cu_seqlens"] = self._wrap(cu_seqlens(np.asarray(batch["position_ids"])))
         return batches

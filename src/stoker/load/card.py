@@ -6,7 +6,7 @@ host touches each byte once, and 2 bytes a token travel instead of 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 
 from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
 from stoker.load.device import Device
-from stoker.load.pump import NativeJob, Rings, open_pool
+from stoker.load.pool import Submitted, open_pool, runs_of
+from stoker.load.pump import Rings
 from stoker.ordering.order import Draw, Key
 from stoker.ordering.plan import Task
 from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads
@@ -40,13 +41,18 @@ class DeviceStore:
         cufile: Opened,
     ) -> None:
         self._loaders, self.device, self._threads, self.cufile = loaders, device, threads, cufile
-        self._pool = open_pool(device, readers) if threads and not cufile.cufile else None
+        self._pool = None
+        if device.is_cuda and threads and not cufile.cufile:
+            self._pool = open_pool(
+                threads=readers, device=device.torch_device.index, stream=device.copy_stream
+            )
         self.slot_bytes = -(-slot_bytes // 64) * 64
         self._rings = Rings(device, max(loader.block_bytes for loader in loaders))
         self.cache = self._sized(slots)
 
     def for_keys(self, count: int) -> ChunkCache:
         if count > self.cache.slots:
+            self.cache.drain()
             self.cache = self._sized(count + self.cache.slots // 4)
         return self.cache
 
@@ -92,19 +98,16 @@ class DeviceStore:
 
         return ChunkCache(begin, slots=slots)
 
-    def _submit(self, key: Key, place: _Place) -> _Submitted | None:
+    def _submit(self, key: Key, place: _Place) -> Submitted | None:
         """Let the pool read a chunk, if it can verify what has not been verified before."""
         assert self._pool is not None
         loader = self._loaders[key[0]]
         pieces = loader.pieces(key)
-        runs = loader.runs(pieces)
-        if runs is None or not (
-            self._pool.verifies(loader.block_bytes) or all(r.digests is None for r in runs)
-        ):
+        if (runs := runs_of(self._pool, loader, pieces)) is None:
             return None
         job = self._pool.submit(runs, target=place.room.data_ptr(), after=place.read_until)
         chunk = Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=(), ready=job)
-        return _Submitted(
+        return Submitted(
             job, chunk, verified=lambda: loader.trust(pieces), load_anew=lambda: self._load_anew(key, place)
         )
 
@@ -170,28 +173,6 @@ class _Place:
     read_until: Any
 
 
-class _Submitted:
-    """A chunk that the pool is reading."""
-
-    def __init__(
-        self, job: NativeJob, chunk: Chunk, *, verified: Callable[[], None], load_anew: Callable[[], Chunk]
-    ) -> None:
-        self._job, self._chunk, self._verified, self._load_anew = job, chunk, verified, load_anew
-
-    def result(self) -> Chunk:
-        if self.exception():
-            return self._load_anew()
-        return self._chunk
-
-    def exception(self) -> BaseException | None:
-        try:
-            self._job.finish()
-        except (EOFError, OSError, ValueError) as error:
-            return error
-        self._verified()
-        return None
-
-
 class DeviceWindows(WindowAssembler):
     """Windows gathered and widened on the device."""
 
@@ -229,7 +210,7 @@ class DeviceWindows(WindowAssembler):
         # torch has few kernels for uint16, so tokens travel as int16: give the high half its sign back
         return wide.bitwise_and_(0xFFFF) if layout.dtype == np.uint16 and kind == torch.int16 else wide
 
-    def _batches(self, task: Task, draw: Draw, tokens: Any) -> list[Batch]:  # a tensor
+    def _batches(self, task: Task, draw: Draw, tokens: Any) -> Sequence[Batch]:  # a tensor
         batches = super()._batches(task, draw, tokens)
         with self._store.device.gathering():
             return [self._moved(batch) for batch in batches]

@@ -20,9 +20,10 @@ from typing import Any, Protocol
 
 from stoker.errors import UsageError
 from stoker.load.batch import Batch
-from stoker.load.build import make_engine, make_parts
+from stoker.load.build import Engine, make_engine
 from stoker.load.needs import files_in_order
 from stoker.load.options import LoaderOptions
+from stoker.load.parts import make_parts
 from stoker.load.pipeline import Background, Group, Inline, Readers
 from stoker.load.tune import Choice, Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
@@ -166,6 +167,7 @@ class Loader:
         if state["order"]["cut"] != asdict(self._cut):
             self._cut = Cut(**state["order"]["cut"])
             self._readers.shutdown()
+            self._engine.close()
             self._build()
 
     @property
@@ -231,9 +233,11 @@ class Loader:
         limits = Limits(depth=max(2, min(16, groups)), readers=options.readers or _most_readers())
         first = Setting(depth=2, readers=options.readers or min(2, limits.readers))
         self._tuner = Tuner(first, limits)
-        self._readers = Readers(0)
+        self._readers = Readers()
         threads = None if options.workers == "inline" else self._readers
-        self._engine = make_engine(self._parts, options, threads=threads, finish=self._finish)
+        self._engine = make_engine(
+            self._parts, options, threads=threads, most_readers=limits.readers, finish=self._finish
+        )
         self._close_parts = weakref.finalize(
             self, _close_parts, self._readers, self._datasets, self._engine.close
         )
@@ -298,7 +302,7 @@ class Loader:
             self._pipeline = Background(
                 self._engine.maker,
                 self._begin,
-                readers=self._readers,
+                resize=_resizer(self._readers, self._engine),
                 tuner=self._tuner,
                 ahead=self._parts.ahead,
             )
@@ -365,6 +369,16 @@ def _reopen(
 
 def _most_readers() -> int:
     return min(_MOST_READERS, usable_cores())
+
+
+def _resizer(readers: Readers, engine: Engine) -> Callable[[int], None]:
+    """Knows nothing of the loader, which would live as long as its thread."""
+
+    def resize(threads: int) -> None:
+        readers.resize(threads)
+        engine.read_with(threads)
+
+    return resize
 
 
 def _finisher(output: str) -> Callable[[Batch], Batch]:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from stoker.load.build import Parts
+from stoker.load.parts import Parts
 from stoker.manifest import Manifest, ShardRecord
 from stoker.ordering.order import Order
 from stoker.ordering.plan import Cursor

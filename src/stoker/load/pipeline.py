@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker import spans
 from stoker.load.batch import Assembler, Batch
-from stoker.load.tune import Limits, Seen, Setting, Tuner
+from stoker.load.tune import Seen, Tuner
 from stoker.ordering.plan import Cursor, Planner, Task
 from stoker.reading.chunks import ChunkCache
 
@@ -44,7 +44,7 @@ class Maker:
         *,
         group: int,
         alone: bool = False,
-        finish: Callable[[Batch], Batch] = lambda batch: batch,
+        finish: Callable[[Batch], Batch] | None = None,
         made: Callable[[], Any] = lambda: None,
     ) -> None:
         self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
@@ -109,11 +109,12 @@ class Maker:
         self.reading_s += read - begin
         skipped = self._assembler.skipped
         batches = self._assembler.assemble(task, held)
-        finished = tuple(self._finish(batch) for batch in batches)
+        if self._finish:
+            batches = tuple(map(self._finish, batches))
         spans.emit("load.read", start=begin, end=read)
         spans.emit("load.assemble", start=read, end=time.monotonic())
         skipped = self._assembler.skipped - skipped
-        return Group(batches=finished, after=task.after, skipped=skipped, ready=self._mark_made())
+        return Group(batches=batches, after=task.after, skipped=skipped, ready=self._mark_made())
 
 
 class Inline:
@@ -138,12 +139,12 @@ class Background:
     """Makes groups ahead in a thread. The consumer calls `next` and `close`, from one thread."""
 
     def __init__(
-        self, maker: Maker, cursor: Cursor, *, readers: Readers, tuner: Tuner, ahead: int = 1
+        self, maker: Maker, cursor: Cursor, *, resize: Callable[[int], None], tuner: Tuner, ahead: int = 1
     ) -> None:
         self._ready: deque[Group | BaseException] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._tuner, self._readers, self._maker, self._ahead = tuner, readers, maker, ahead
+        self._tuner, self._resize, self._maker, self._ahead = tuner, resize, maker, ahead
         self._set()
         self._waited_s, self._full_s, self._began = 0.0, 0.0, time.monotonic()
         self._thread = threading.Thread(target=self._run, args=(cursor,), name="stoker-load", daemon=True)
@@ -210,30 +211,30 @@ class Background:
 
     def _set(self) -> None:
         """Let every reader have a chunk to read: plan as many tasks ahead as that takes."""
-        self._readers.resize(self._tuner.setting.readers)
+        self._resize(self._tuner.setting.readers)
         self._maker.ahead = self._tuner.setting.readers * self._ahead
 
 
 class Readers(Executor):
-    """Reading threads whose number can change while they work."""
+    """Reading threads whose number can change while they work; started when there is work for them."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._closed = False
-        self.resize(threads)
+        self._wanted = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def resize(self, threads: int) -> None:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        for _ in range(len(self._threads), threads):
+        for _ in range(len(self._threads), self._wanted):
             thread = threading.Thread(target=self._run, name="stoker-read", daemon=True)
             thread.start()
             self._threads.append(thread)
+        return future
+
+    def resize(self, threads: int) -> None:
+        self._wanted = threads
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         for _ in range(threads, len(self._threads)):
             self._work.put(None)
 
@@ -254,7 +255,3 @@ class Readers(Executor):
             except BaseException as error:
                 future.set_exception(error)
             del work, future, call  # an idle thread holds nothing
-
-
-def begin_tuner(*, depth: int, readers: int, limits: Limits) -> Tuner:
-    return Tuner(Setting(depth=min(depth, limits.depth), readers=min(readers, limits.readers)), limits)

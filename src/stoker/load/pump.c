@@ -1,16 +1,18 @@
-/* Files to a CUDA device: a pool of threads that never touch Python.
+/* Files to memory, of the host or of a CUDA device: a pool of threads that never touch Python.
 
-   Each thread reads into its own two pinned stages in turn and asks for the copy of one while it fills the
-   other. With Python threads doing the same, their turns with Python's lock kept an H200 at 0.79 of its copy
-   ceiling even without any other work in the process; this reaches 0.96 (docs/design/2026-11-15-load.md).
-   The twin in Python is `TorchRing` in pump.py.
+   To a device each thread reads into its own two pinned stages in turn and asks for the copy of one while it
+   fills the other. With Python threads doing the same, their turns with Python's lock kept an H200 at 0.79 of
+   its copy ceiling even without any other work in the process; this reaches 0.96
+   (docs/design/2026-11-15-load.md).
+   To the host whole pages are read where they belong, and what is left of a chunk at its ends through a stage.
+   The twins in Python are `TorchRing` in pump.py and `ShardReader` in reading/reader.py.
 
    Blocks that nobody has verified yet are read whole and hashed in the stage before they go on, by the very
    code that Python's xxhash module is made of: with Python threads a verifying pass came to 9 GB/s where this
    disk and the page cache behind it give more.
 
-   Only the driver library is used, and it is looked for when a pool is made: this compiles and imports where
-   there is no CUDA. */
+   Only the driver library is used, and it is looked for when a pool for a device is made: this compiles and
+   works where there is no CUDA. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -21,6 +23,7 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define PAGE 4096        /* what O_DIRECT wants offsets and lengths to be multiples of */
@@ -80,7 +83,8 @@ typedef struct Job {
     Pool *pool;
     void *after, *ready; /* events: not before the one; the other once all has been copied */
     int state, done, holders;
-    int count;
+    int begun, running; /* steps: whether one was taken, and how many are being done */
+    int at, count;      /* the piece that the next step is cut from, of how many */
     Piece pieces[];
 } Job;
 
@@ -88,9 +92,9 @@ struct Pool {
     pthread_mutex_t lock;
     pthread_cond_t asked, done;
     Job *first, *last;
-    void *context, *stream;
+    void *context, *stream; /* of the device; none: to memory of the host */
     size_t step;
-    int closing, threads, holders;
+    int closing, threads, active, running, holders; /* `active` threads at most work at once */
     pthread_t ids[];
 };
 
@@ -102,6 +106,8 @@ typedef struct {
 
 static int make_ring(Pool *pool, Ring *ring)
 {
+    if (!pool->context)
+        return posix_memalign((void **)&ring->memory, PAGE, pool->step);
     if (cuda.set_context(pool->context) || cuda.pin((void **)&ring->memory, pool->step * STAGES, 0))
         return CUDA_FAILED;
     for (int i = 0; i < STAGES; i++)
@@ -110,8 +116,12 @@ static int make_ring(Pool *pool, Ring *ring)
     return FINE;
 }
 
-static void free_ring(Ring *ring)
+static void free_ring(Pool *pool, Ring *ring)
 {
+    if (!pool->context) {
+        free(ring->memory);
+        return;
+    }
     for (int i = 0; i < STAGES; i++) {
         if (ring->in_flight[i])
             cuda.synchronize(ring->copied[i]);
@@ -137,70 +147,84 @@ static int fill(int file, char *stage, size_t wanted, size_t asked, int64_t offs
     return FINE;
 }
 
-/* Read in steps that end on multiples of the step, so that neighbours read each page once. */
-static int pump(Pool *pool, Ring *ring, Piece piece)
-{
-    while (piece.bytes) {
-        size_t lead = piece.offset % PAGE, step = pool->step - (size_t)(piece.offset % (int64_t)pool->step);
-        size_t here = step < piece.bytes ? step : piece.bytes;
-        size_t asked = (lead + here + PAGE - 1) / PAGE * PAGE;
-        int now = ring->next, problem;
-        char *stage = ring->memory + now * pool->step;
-        ring->next = (now + 1) % STAGES;
-        if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
-            return CUDA_FAILED;
-        if ((problem = fill(piece.file, stage, lead + here, asked, piece.offset - (int64_t)lead)))
-            return problem;
-        if (cuda.copy(piece.target, stage + lead, here, pool->stream) ||
-            cuda.record(ring->copied[now], pool->stream))
-            return CUDA_FAILED;
-        ring->in_flight[now] = 1;
-        piece.offset += (int64_t)here, piece.target += here, piece.bytes -= here;
-    }
-    return FINE;
-}
-
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Read the blocks a piece lies in, as many at a time as a stage holds, and copy what is asked for of them. */
-static int pump_verified(Pool *pool, Ring *ring, Piece piece)
+/* What a step begins and ends on where it can: whole blocks to verify, or whole pages. */
+static int64_t unit_of(const Piece *piece) { return piece->digests ? piece->block : PAGE; }
+
+/* Cut the next step off a job, with the lock held: as much as a stage takes. Steps end on multiples of that, so
+   that neighbours read each page and each block once. On the host the ends of a piece are steps of their own
+   and all between them can be read in place; one that lies askew is read in small steps, through little
+   memory. */
+static Piece cut_step(Pool *pool, Job *job)
 {
-    int64_t room = (int64_t)pool->step / piece.block * piece.block;
-    while (piece.bytes) {
-        int64_t begin = piece.offset / piece.block * piece.block, lead = piece.offset - begin;
-        int64_t here = smaller((int64_t)piece.bytes, room - lead);
-        int64_t blocks = (lead + here + piece.block - 1) / piece.block;
-        int64_t wanted = smaller(blocks * piece.block, piece.size - begin);
-        int now = ring->next, problem;
-        char *stage = ring->memory + now * pool->step;
-        ring->next = (now + 1) % STAGES;
-        if (wanted < lead + here)
-            return FILE_ENDED;
-        if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
-            return CUDA_FAILED;
-        if ((problem = fill(piece.file, stage, wanted, (wanted + PAGE - 1) / PAGE * PAGE, begin)))
-            return problem;
-        for (int64_t i = 0; i < blocks; i++)
-            if (hash(stage + i * piece.block, smaller(piece.block, wanted - i * piece.block)) !=
-                piece.digests[begin / piece.block + i])
-                return DIGEST_DIFFERS;
-        if (cuda.copy(piece.target, stage + lead, here, pool->stream) ||
-            cuda.record(ring->copied[now], pool->stream))
-            return CUDA_FAILED;
-        ring->in_flight[now] = 1;
-        piece.offset += here, piece.target += here, piece.bytes -= here;
-    }
+    Piece *piece = &job->pieces[job->at], step = *piece;
+    int64_t unit = unit_of(piece), room = (int64_t)pool->step / unit * unit;
+    int64_t bytes = smaller((int64_t)piece->bytes, room - piece->offset % room);
+    if (!pool->context && (piece->offset % unit || piece->target % PAGE))
+        bytes = smaller(bytes, unit - piece->offset % unit);
+    else if (!pool->context && bytes > unit)
+        bytes = bytes / unit * unit;
+    step.bytes = (size_t)bytes;
+    piece->offset += bytes, piece->target += (uint64_t)bytes, piece->bytes -= (size_t)bytes;
+    while (job->at < job->count && !job->pieces[job->at].bytes)
+        job->at++;
+    return step;
+}
+
+static int are_good(const char *stage, Piece step, int64_t begin, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += step.block)
+        if (step.digests[(begin + at) / step.block] !=
+            hash(stage + at, (size_t)smaller(step.block, bytes - at)))
+            return 0;
+    return 1;
+}
+
+/* Read the pages or blocks that a step lies in, and verify blocks. */
+static int read_step(Piece step, char *stage, int64_t begin, int64_t wanted)
+{
+    int problem = fill(step.file, stage, (size_t)wanted, (size_t)(wanted + PAGE - 1) / PAGE * PAGE, begin);
+    return problem || !step.digests || are_good(stage, step, begin, wanted) ? problem : DIGEST_DIFFERS;
+}
+
+static int to_host(Ring *ring, Piece step, int64_t begin, int64_t wanted)
+{
+    char *target = (char *)(uintptr_t)step.target;
+    if ((int64_t)step.bytes == wanted && step.bytes % PAGE == 0 && step.target % PAGE == 0)
+        return read_step(step, target, begin, wanted);
+    int problem = read_step(step, ring->memory, begin, wanted);
+    if (!problem)
+        memcpy(target, ring->memory + (step.offset - begin), step.bytes);
+    return problem;
+}
+
+static int to_device(Pool *pool, Ring *ring, Piece step, int64_t begin, int64_t wanted)
+{
+    int now = ring->next, problem;
+    char *stage = ring->memory + now * pool->step;
+    ring->next = (now + 1) % STAGES;
+    if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
+        return CUDA_FAILED;
+    ring->in_flight[now] = 0;
+    if ((problem = read_step(step, stage, begin, wanted)))
+        return problem;
+    if (cuda.copy(step.target, stage + (step.offset - begin), step.bytes, pool->stream) ||
+        cuda.record(ring->copied[now], pool->stream))
+        return CUDA_FAILED;
+    ring->in_flight[now] = 1;
     return FINE;
 }
 
-static int run_job(Pool *pool, Ring *ring, Job *job)
+static int pump(Pool *pool, Ring *ring, Piece step)
 {
-    int problem = FINE;
-    if (job->after && cuda.wait(pool->stream, job->after, 0))
-        return CUDA_FAILED;
-    for (int i = 0; i < job->count && !problem; i++)
-        problem = (job->pieces[i].digests ? pump_verified : pump)(pool, ring, job->pieces[i]);
-    return !problem && cuda.record(job->ready, pool->stream) ? CUDA_FAILED : problem;
+    int64_t unit = unit_of(&step), begin = step.offset / unit * unit;
+    int64_t wanted = step.offset - begin + (int64_t)step.bytes;
+    if (step.digests && wanted > step.size - begin)
+        return FILE_ENDED;
+    if (step.digests)
+        wanted = smaller((wanted + unit - 1) / unit * unit, step.size - begin);
+    return pool->context ? to_device(pool, ring, step, begin, wanted) : to_host(ring, step, begin, wanted);
 }
 
 static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
@@ -211,15 +235,58 @@ static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
         free(pool);
 }
 
-static void finish(Job *job, int state) /* with the lock held */
+static void destroy_event(Job *job)
 {
-    job->state = state;
-    job->done = 1;
-    if (--job->holders == 0) {
+    if (job->ready)
         cuda.destroy(job->ready);
+}
+
+static void finish(Job *job) /* with the lock held */
+{
+    if (!job->state && job->ready && cuda.record(job->ready, job->pool->stream))
+        job->state = CUDA_FAILED;
+    job->done = 1;
+    pthread_cond_broadcast(&job->pool->done);
+    if (--job->holders == 0) {
+        destroy_event(job);
         job->pool->holders--;
         free(job);
     }
+}
+
+static void leave_queue(Pool *pool) /* with the lock held */
+{
+    if (!(pool->first = pool->first->next))
+        pool->last = NULL;
+}
+
+/* Do a step of the first job, with the lock held. A job leaves the queue with its last step: all threads work
+   on what is needed first. The stream takes copies in the order in which they are asked for, so the event to
+   wait for is put before the first of a job, and its own event behind the last. */
+static void do_step(Pool *pool, Ring *ring, int problem)
+{
+    Job *job = pool->first;
+    job->running++;
+    pool->running++;
+    if (!problem && !job->begun && job->after && cuda.wait(pool->stream, job->after, 0))
+        problem = CUDA_FAILED;
+    job->begun = 1;
+    if (!problem && job->at < job->count) {
+        Piece step = cut_step(pool, job);
+        if (job->at == job->count)
+            leave_queue(pool);
+        pthread_mutex_unlock(&pool->lock);
+        problem = pump(pool, ring, step);
+        pthread_mutex_lock(&pool->lock);
+    }
+    job->running--;
+    pool->running--;
+    if (problem && !job->state)
+        job->state = problem;
+    if (job == pool->first && (job->state || job->at == job->count))
+        leave_queue(pool);
+    if (job != pool->first && !job->running)
+        finish(job);
 }
 
 static void *work(void *argument)
@@ -229,24 +296,14 @@ static void *work(void *argument)
     int broken = make_ring(pool, &ring);
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->first && !pool->closing)
+        while ((!pool->first || pool->running >= pool->active) && !pool->closing)
             pthread_cond_wait(&pool->asked, &pool->lock);
-        Job *job = pool->first;
-        if (!job)
+        if (!pool->first)
             break;
-        if (!(pool->first = job->next))
-            pool->last = NULL;
-        int state = pool->closing ? CANCELLED : broken;
-        if (!state) {
-            pthread_mutex_unlock(&pool->lock);
-            state = run_job(pool, &ring, job);
-            pthread_mutex_lock(&pool->lock);
-        }
-        finish(job, state);
-        pthread_cond_broadcast(&pool->done);
+        do_step(pool, &ring, pool->closing ? CANCELLED : broken);
     }
     pthread_mutex_unlock(&pool->lock);
-    free_ring(&ring);
+    free_ring(pool, &ring);
     return NULL;
 }
 
@@ -277,8 +334,9 @@ static void free_job(PyObject *capsule)
     Pool *pool = job->pool;
     pthread_mutex_lock(&pool->lock);
     if (--job->holders == 0) {
-        cuda.set_context(pool->context);
-        cuda.destroy(job->ready);
+        if (pool->context)
+            cuda.set_context(pool->context);
+        destroy_event(job);
         free(job);
         drop_pool(pool);
     } else
@@ -309,7 +367,7 @@ static PyObject *py_open(PyObject *self, PyObject *args)
     unsigned long long stream;
     if (!PyArg_ParseTuple(args, "iinK", &device, &threads, &step, &stream))
         return NULL;
-    const char *missing = load_driver();
+    const char *missing = device < 0 ? NULL : load_driver();
     if (missing) {
         PyErr_SetString(PyExc_OSError, missing);
         return NULL;
@@ -327,10 +385,11 @@ static PyObject *py_open(PyObject *self, PyObject *args)
     pool->stream = (void *)(uintptr_t)stream;
     pool->step = step;
     pool->holders = 1;
-    if (cuda.retain(&pool->context, device)) {
+    if (device >= 0 && cuda.retain(&pool->context, device)) {
         free(pool);
         return failed(CUDA_FAILED);
     }
+    pool->active = threads;
     while (pool->threads < threads && !pthread_create(&pool->ids[pool->threads], NULL, work, pool))
         pool->threads++;
     return PyCapsule_New(pool, "pool", free_pool);
@@ -347,6 +406,22 @@ static PyObject *py_close(PyObject *self, PyObject *capsule)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_resize(PyObject *self, PyObject *args)
+{
+    PyObject *capsule;
+    int active;
+    if (!PyArg_ParseTuple(args, "Oi", &capsule, &active))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    if (!pool)
+        return NULL;
+    pthread_mutex_lock(&pool->lock);
+    pool->active = active > 1 ? active : 1;
+    pthread_cond_broadcast(&pool->asked);
+    pthread_mutex_unlock(&pool->lock);
+    Py_RETURN_NONE;
+}
+
 static int parse_pieces(PyObject *list, Job *job)
 {
     for (int i = 0; i < job->count; i++) {
@@ -360,6 +435,8 @@ static int parse_pieces(PyObject *list, Job *job)
             return -1;
         piece->offset = offset, piece->bytes = bytes, piece->target = target;
         piece->digests = (const uint64_t *)(uintptr_t)digests, piece->block = block, piece->size = size;
+        if (!bytes && job->at == i)
+            job->at++;
         if (digests && (!hash || block < PAGE || block % PAGE || block > (long long)job->pool->step)) {
             PyErr_SetString(PyExc_ValueError, "blocks to verify are whole pages that fit a stage");
             return -1;
@@ -402,19 +479,21 @@ static PyObject *py_submit(PyObject *self, PyObject *args)
         free(job);
         return NULL;
     }
-    if (cuda.set_context(pool->context) || cuda.create(&job->ready, DISABLE_TIMING)) {
+    if (pool->context &&
+        (cuda.set_context(pool->context) || cuda.create(&job->ready, DISABLE_TIMING))) {
         free(job);
         return failed(CUDA_FAILED);
     }
     pthread_mutex_lock(&pool->lock);
     pool->holders++;
-    if (pool->closing)
-        finish(job, CANCELLED);
-    else if (pool->last)
+    if (pool->closing) {
+        job->state = CANCELLED;
+        finish(job);
+    } else if (pool->last)
         pool->last = pool->last->next = job;
     else
         pool->first = pool->last = job;
-    pthread_cond_signal(&pool->asked);
+    pthread_cond_broadcast(&pool->asked);
     pthread_mutex_unlock(&pool->lock);
     return PyCapsule_New(job, "job", free_job);
 }
@@ -453,7 +532,9 @@ static PyObject *py_wait(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"open", py_open, METH_VARARGS,
-     "open(device, threads, step, stream): a pool whose threads have pinned stages of `step` bytes"},
+     "open(device, threads, step, stream): a pool whose threads have stages of `step` bytes; device -1 is the "
+     "host"},
+    {"resize", py_resize, METH_VARARGS, "resize(pool, threads): how many of them work at once"},
     {"close", py_close, METH_O, "close(pool): end its threads; what has not begun is cancelled; safe twice"},
     {"hash_with", py_hash_with, METH_O, "hash_with(path): take xxh3 from this library; whether there is one"},
     {"submit", py_submit, METH_VARARGS,
@@ -464,6 +545,6 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pump",
-                                    "Files to a CUDA device, by threads that never touch Python.", -1, methods};
+                                    "Files to memory, by threads that never touch Python.", -1, methods};
 
 PyMODINIT_FUNC PyInit__pump(void) { return PyModule_Create(&module); }

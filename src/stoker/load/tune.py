@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _WINDOW = 16  # groups between two looks
-_WAITING = 0.02  # of the wall time: below this a consumer's wait is noise
+_WAITING = 0.02  # of the wall time: below this a wait is noise
 _CALM = 8  # looks without a wait before something is given back
 
 
@@ -65,8 +65,8 @@ def next_setting(now: Setting, seen: Seen, *, limits: Limits, calm: int) -> tupl
 def _grow(now: Setting, seen: Seen, limits: Limits, why: str) -> tuple[Setting, str]:
     if seen.reading_s > 0.3 * seen.wall_s and now.readers < limits.readers:
         return replace(now, readers=now.readers + 1), f"{why}, mostly for reads"
-    # depth evens out a loader that is now ahead, now late; one that is always late fills no queue
-    if seen.full_s > 0 and now.depth < limits.depth:
+    # depth evens out a loader that is now ahead, now late; one that is late on the whole it does not help
+    if seen.full_s > seen.consumer_s and now.depth < limits.depth:
         return replace(now, depth=now.depth + 1), why
     return now, ""
 

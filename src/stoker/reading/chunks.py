@@ -83,6 +83,12 @@ class ChunkCache:
         self.prefetch(keys, keep=set(keys))
         return [self._wait_for(key) for key in keys]
 
+    def drain(self) -> None:
+        """Wait for all that is being loaded: nobody writes into the slots any more."""
+        for held in self._held.values():
+            if isinstance(held, _Loading):
+                held.pending.exception()
+
     def _started(self, key: Key, slot: int) -> Chunk | _Loading:
         try:
             begun = self._begin(key, slot)
@@ -141,8 +147,7 @@ class ChunkLoader:
         """Read a chunk into `room`, or into memory of its own."""
         pieces = self.pieces(key)
         end = max(piece.at + piece.stop - piece.start for piece in pieces)
-        # as far into a page as in the file, so that O_DIRECT can read most of it in place
-        lead = 0 if room is None else pieces[0].start % PAGE
+        lead = 0 if room is None else lead_of(pieces)
         data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room[lead:]
         damaged: list[tuple[int, int]] = []
         for piece in pieces:
@@ -233,6 +238,12 @@ class ChunkLoader:
         while len(view) and (got := plain.readinto(view)):
             view = view[got:]
         return []
+
+
+def lead_of(pieces: Sequence[Piece]) -> int:
+    """Where in its slot a chunk begins: as far into a page as in its file, so that O_DIRECT can read most of
+    it in place."""
+    return pieces[0].start % PAGE
 
 
 def _is_compressed(piece: Piece) -> bool:

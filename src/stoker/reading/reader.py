@@ -142,7 +142,10 @@ class ShardReader:
         return opened
 
     def descriptor(self, name: str) -> int | None:
-        """The open file, if it stays open until this reader is closed."""
+        """The open file, if it stays open until this reader is closed. One that may have to be fetched first
+        is not waited for here."""
+        if self._cached and name not in self._handles:
+            return None
         with self._opened(name) as handle:
             return handle if name in self._handles else None
 

@@ -109,6 +109,12 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
         open_store(tmp_path / "file" / "below").write("x", b"")
 
 
+def test_an_error_names_the_credentials_of_its_own_store() -> None:
+    with pytest.raises(StorageError) as caught:
+        open_store("az://container")
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in caught.value.hint
+
+
 def test_a_tilde_is_the_home_folder_as_in_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert [local_path(text) for text in ("~", "~/a", "b/~", "~c")] == [

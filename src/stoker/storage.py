@@ -286,9 +286,21 @@ class ObjectStore:
                 ) from error
             raise StorageError(
                 f"cannot {verb} {join_url(self.url, path)}: {reason}",
-                hint="check the name, the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION) "
-                "and AWS_ENDPOINT_URL for a store that is not Amazon's",
+                hint=f"check the name and {_credentials(self.url)}",
             ) from error
+
+
+def _credentials(url: str) -> str:
+    """Where a store's credentials come from, in words."""
+    scheme = url_scheme(url)
+    if scheme == "gs":
+        return "the credentials (GOOGLE_APPLICATION_CREDENTIALS)"
+    if scheme in ("az", "azure", "abfs", "abfss", "adl"):
+        return "the credentials (AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY)"
+    return (
+        "the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION), "
+        "and AWS_ENDPOINT_URL for a store that is not Amazon's"
+    )
 
 
 # One request per read-ahead: large enough that request latency (10-50 ms) is small beside the transfer.

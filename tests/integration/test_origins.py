@@ -370,9 +370,9 @@ def bring(s3: S3Server, bucket: Path, stoker_environ: Any, tmp_path: Path) -> It
 
     with hub_server(s3.endpoint) as endpoint:
 
-        def run(url: str, *, token: str = TOKEN) -> Any:
+        def run(url: str, *, token: str = TOKEN, hub: str = endpoint) -> Any:
             own = {
-                "HF_ENDPOINT": endpoint,
+                "HF_ENDPOINT": hub,
                 "HF_TOKEN": token,
                 "HF_HUB_OFFLINE": "0",
                 "HF_HOME": str(tmp_path),
@@ -390,6 +390,14 @@ def bring(s3: S3Server, bucket: Path, stoker_environ: Any, tmp_path: Path) -> It
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def test_a_hub_that_is_away_is_said(bring: Any) -> None:
+    (port,) = free_ports(1)
+    ran = bring("hf://datasets/org/name", hub=f"http://127.0.0.1:{port}")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("cannot list hf://datasets/org/name: ")
+    assert "HF_ENDPOINT" in ran.stderr
 
 
 @pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://datasets/org/name@v2"])

@@ -61,6 +61,11 @@ def test_a_folder_is_staged_whole(origin, tmp_path, snapshot):
     assert books(tmp_path / "cache", "parts", "leases", "pins") == []
 
 
+def test_an_empty_url_is_not_the_working_folder(tmp_path):
+    with stoker.Cache(tmp_path / "cache") as cache, pytest.raises(UsageError, match="empty"):
+        cache.at("")
+
+
 def test_staging_again_fetches_nothing(origin, tmp_path):
     with stoker.Cache(tmp_path / "cache") as cache:
         first = stage(str(origin), cache)

@@ -95,6 +95,7 @@ class Checkpointer:
         self._settle()
         if self.options.when_busy == "wait":
             self._finish_pending()
+            self._surface()  # before the ranks meet: one that failed may not come any more
         flat, broken = _flattened(objects)
         changed = self._plan is None or not self._plan.fits(flat)
         verdict = rounds.meet(changed=changed, busy=self.is_saving)

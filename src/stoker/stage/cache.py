@@ -201,4 +201,6 @@ def _reopen(folder: Path, options: dict[str, Any]) -> Cache:
 
 
 def _absolute(url: str | Path) -> str:
+    if not str(url).strip():  # else it would be the working folder, with all that lies there
+        raise UsageError("the URL is empty", hint="a variable in the command may not be set")
     return str(path_behind(url).absolute()) if is_local(url) else str(url)

@@ -56,8 +56,8 @@ def list_hub(url: str) -> Collection:
         commit = api.repo_info(place.repo, repo_type=place.kind, revision=place.revision or None).sha
         tree = api.list_repo_tree(place.repo, repo_type=place.kind, revision=commit, recursive=True)
         entries = [entry for entry in tree if isinstance(entry, hub.hf_api.RepoFile)]
-    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
-        raise _refused(url, error) from error
+    except (*hub.errors.HfHubHTTPError.__bases__, OSError, ValueError) as error:
+        raise _refused(url, error) from error  # also what its HTTP client raises, whichever that is
     prefix = f"{place.path}/" if place.path else ""
     files = tuple(
         _remote(

@@ -97,6 +97,19 @@ def a_rank_fails(folder: Path, world: World, failing: int = 1) -> Any:
     return {"said": said, "step": step}
 
 
+def a_rank_fails_and_goes(folder: Path, world: World) -> Any:
+    """Its error ends the loop of one rank: the other hears of it at its next step, and does not wait."""
+    checkpointer = Checkpointer(folder / "run", every=1, timeout_s=20, world=world)
+    said = ""
+    try:
+        for step in (1, 2):
+            checkpointer.step(step, state=state(step), extra=object() if world.rank else 1)
+    except StokerError as error:
+        said = error.message
+    checkpointer.close()
+    return {"said": said}
+
+
 def the_first_rank_fails(folder: Path, world: World) -> Any:
     return a_rank_fails(folder, world, failing=0)
 
@@ -153,6 +166,7 @@ SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
     "a_rank_fails": (2, a_rank_fails),
+    "a_rank_fails_and_goes": (2, a_rank_fails_and_goes),
     "the_first_rank_fails": (2, the_first_rank_fails),
     "a_restore_fails": (2, a_restore_fails),
     "a_rank_leaves": (2, a_rank_leaves),

@@ -76,7 +76,7 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 @pytest.fixture(scope="module")
 def scenes(run_job: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = ["two_nodes", "a_rank_dies", "a_rank_fails", "the_first_rank_fails", "a_restore_fails"]
-    names += ["a_rank_leaves", "skips", "turns"]
+    names += ["a_rank_leaves", "skips", "turns", "a_rank_fails_and_goes"]
     said = run_job("ranks_job.py", tmp_path_factory.mktemp("scenes"), *names)
     found = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("SCENE ")]
     return {scene["scene"]: scene["ranks"] for scene in found}
@@ -100,6 +100,11 @@ def test_a_failure_on_one_rank_surfaces_on_all(scenes: dict[str, Any]) -> None:
     assert "rank 1 brought no part: extra is a builtins.object" in first["said"][0]
     assert second["said"] == ["extra is a builtins.object, which a checkpoint cannot hold"]
     assert first["step"] == second["step"] == 3
+
+
+def test_a_rank_that_failed_and_went_is_not_waited_for(scenes: dict[str, Any]) -> None:
+    first, _ = scenes["a_rank_fails_and_goes"]
+    assert "rank 1 brought no part: extra is a builtins.object" in first["said"]
 
 
 def test_a_failure_on_the_first_rank_surfaces_on_all(scenes: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ def test_cufile_gives_the_same_batches_or_says_why_not(corpus):
 
 
 def test_a_shard_cut_short_after_it_was_verified_is_named(tmp_path):
-    folder = make_tokens(tmp_path / "corpus", [[400] * 2000])  # far more than the chunks held
+    folder = make_tokens(tmp_path / "corpus", [[400] * 20_000])  # far more than the chunks held
     with stoker.feed(folder, device="cuda", **feeding.options(batch_size=64)) as feeder:
         list(feeder)
         shard = next(folder.glob("*.bin"))

@@ -23,6 +23,8 @@ A message says what happened with its values; `hint` says what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -105,6 +107,16 @@ class LeaseLostError(StokerError):
 
 class FirstRankError(StokerError):
     """The process that worked for all ranks failed: which, and with what."""
+
+
+def check_options(
+    given: Iterable[str], known: Collection[str], *, of: str, elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """Refuse options that nobody knows: `elsewhere` says what replaces the names that people bring along."""
+    for name in sorted(set(given) - set(known)):
+        near = get_close_matches(name, known, n=1)
+        hint = (elsewhere or {}).get(name) or (f"did you mean {near[0]}?" if near else "")
+        raise UsageError(f"{of} has no option {name!r}", hint=hint or f"it has {', '.join(known)}")
 
 
 def require(package: str, *, extra: str) -> Any:

@@ -610,3 +610,10 @@ def test_a_group_of_more_chunks_than_there_is_room_for_makes_room(tmp_path, devi
             for batch in loader:
                 assert ((batch["labels"] - batch["input_ids"]) == 1).all()
                 assert (batch["input_ids"].diff(dim=1) == 1).all()
+
+
+def test_options_that_a_dataloader_has_are_told_where_they_are_here(corpus):
+    with pytest.raises(UsageError, match=r"no option 'num_workers'\n.*processes=N"):
+        Loader(corpus, batch_size=2, seq_len=8, num_workers=4)
+    with pytest.raises(UsageError, match="did you mean batch_size"):
+        Loader(corpus, batchsize=2, seq_len=8)

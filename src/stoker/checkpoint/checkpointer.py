@@ -31,7 +31,7 @@ from stoker.checkpoint.interval import Advice, Interval, advise, mtbf_of
 from stoker.checkpoint.options import CheckpointOptions, CheckpointReport
 from stoker.checkpoint.restore import Restored, load_state, restore_newest
 from stoker.checkpoint.saver import NOT_DRAINED, NOT_SAVED, Save, Saver, failed
-from stoker.errors import CheckpointError, StokerError, UsageError
+from stoker.errors import CheckpointError, StokerError, UsageError, check_options
 from stoker.saved.reader import Checkpoint
 from stoker.saved.tiers import Tiers
 from stoker.saved.values import encode
@@ -52,6 +52,7 @@ class Checkpointer:
     """Saves and restores. `close` it (or use it as a context manager): that waits for the last save."""
 
     def __init__(self, root: str | Path, *, remote: str = "", **options: Any) -> None:
+        check_options(options, CheckpointOptions.__slots__, of="a checkpointer")
         self.options = CheckpointOptions(**options)
         self._world = self.options.world
         if not is_local(root):

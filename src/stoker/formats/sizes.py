@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from stoker.errors import UsageError
@@ -17,7 +18,7 @@ def parse_size(text: str | int) -> int:
     if not match:
         raise UsageError(f"{text!r} is not a size", hint="write 512MiB, 2GB or a number of bytes")
     units = _BINARY if match[3] else _DECIMAL
-    return int(float(match[1]) * units[(match[2] or "").upper()])
+    return math.ceil(float(match[1]) * units[(match[2] or "").upper()])
 
 
 def say_size(count: float) -> str:

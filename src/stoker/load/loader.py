@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
-from stoker.errors import UsageError
+from stoker.errors import UsageError, check_options
 from stoker.load.batch import Batch
 from stoker.load.build import Engine, make_engine
 from stoker.load.needs import files_in_order
-from stoker.load.options import LoaderOptions
+from stoker.load.options import OF_DATALOADERS, LoaderOptions
 from stoker.load.parts import make_parts
 from stoker.load.pipeline import Background, Group, Inline, Readers
 from stoker.load.tune import Choice, Limits, Setting, Tuner
@@ -76,6 +76,7 @@ class Loader:
         weights: Sequence[float] = (),
         **options: Any,  # the fields of LoaderOptions
     ) -> None:
+        check_options(options, LoaderOptions.__slots__, of="a loader", elsewhere=OF_DATALOADERS)
         self.options = LoaderOptions(**options)
         sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
         self._sources, self._files = sources, files

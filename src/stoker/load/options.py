@@ -20,6 +20,19 @@ PACKINGS = ("concat", "best-fit", "pad", "buckets")
 CHUNK_BYTES = 512 << 10
 
 
+# What people ask of torch's DataLoader, and where it is here.
+OF_DATALOADERS = {
+    "num_workers": "threads read by themselves; for a slow transform use workers='process', processes=N",
+    "drop_last": "use tail='drop' or tail='pad'",
+    "collate_fn": "use collate=",
+    "pin_memory": "stoker.feed(..., device='cuda') pins and copies by itself",
+    "prefetch_factor": "depth is tuned within memory=",
+    "sampler": "the order is computed from shuffle= and seed=, for all ranks",
+    "batch_sampler": "the order is computed from shuffle= and seed=, for all ranks",
+    "persistent_workers": "workers live as long as the loader",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderOptions:
     """The options of `Loader`; `batch_size` counts this rank's rows.

@@ -3,7 +3,7 @@
 A hook only puts a mark: the method of `Loop` that reads it, the moment, the thread, and what there is to say.
 Between two operations of torch the caches are cold and each Python function called costs microseconds: books
 kept inside the hooks took 90 us of a step, marks take 20. The watching thread reads them twenty times a
-second, one after another and so warm; a process that is killed loses its last twentieth of a second.
+second, later five times, one after another and so warm; a process that is killed loses those not yet read.
 
 One Probe a process. It opens its files when the process first does something a trainer does, so launchers and
 loader workers leave no trace; a forked child forgets its parent's files at once.

@@ -1,8 +1,8 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
-It wakes twenty times a second, reads the marks that the hooks have put, and mostly finds the loop inside a
-span. Only when the loop has been outside every span for longer than GAP_S does it look at the loop's frames,
-and only when no span has ended for HANG_S at everybody's.
+It wakes twenty times a second, later five times, reads the marks that the hooks have put, and mostly finds
+the loop inside a span. Only when the loop has been outside every span for longer than GAP_S does it look at
+the loop's frames, and only when no span has ended for HANG_S at everybody's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from stoker.inside.probe import Probe
 
 TICK_S = 0.05
+CALM_TICK_S = 0.2  # after CALM_S: a loop's gaps are known by then, and to wake costs more than to read
+CALM_S = 30.0
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0
@@ -57,8 +59,9 @@ class Stalls:
 
     def _run(self) -> None:
         looks = [self._gap, self._hang, self._allocator]
+        calm = time.monotonic() + CALM_S
         while not self._over:
-            time.sleep(TICK_S)
+            time.sleep(TICK_S if time.monotonic() < calm else CALM_TICK_S)
             self._probe.read_marks()
             now = time.monotonic()
             for look in list(looks):

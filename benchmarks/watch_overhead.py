@@ -9,8 +9,8 @@ round; given are the median over rounds and the middle half. The difference of t
 this machine can tell apart at all.
 
 Whole processes differ by more than hooks cost, so the hooks are measured by themselves inside one process:
-`hook_cost.py` says how. (An earlier version turned hooks off by their own switches, block by block: then the
-watching thread took the silence for a gap, and took stacks in the blocks that were off.)
+`hook_cost.py` says how. (An earlier version turned hooks off by their own switches, block by block. Such a
+hook still passes calls on, and to the watching thread the silence is a gap in which it may take stacks.)
 
 The sampler beside the job is measured by itself: CPU time of the watching process for each second.
 

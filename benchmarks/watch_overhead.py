@@ -8,9 +8,9 @@ others and the CPU time of its main thread for each. A cost is the difference to
 round; given are the median over rounds and the middle half. The difference of the two plain runs says what
 this machine can tell apart at all.
 
-Whole processes differ by more than a hook costs. So one watched process also runs blocks of steps with its
-hooks switched on and off in turns: off, on, off, and so on. A block's cost is its difference to the mean of
-its neighbours; every other block that is off gives the null. A hook that is off still passes its call on.
+Whole processes differ by more than hooks cost, so the hooks are measured by themselves inside one process:
+`hook_cost.py` says how. (An earlier version turned hooks off by their own switches, block by block. Such a
+hook still passes calls on, and to the watching thread the silence is a gap in which it may take stacks.)
 
 The sampler beside the job is measured by itself: CPU time of the watching process for each second.
 
@@ -69,47 +69,6 @@ def loop(mode: str, steps: int, width: int, device: str) -> dict[str, float]:
     return {"wall_s": statistics.median(walls[WARM:]), "cpu_s": cpu_s / (len(walls) - WARM - 1)}
 
 
-def paired_blocks(width: int, device: str, *, blocks: int = 240, each: int = 50) -> dict[str, float]:
-    """Microseconds a step that the hooks of this watched process cost, by blocks on and off in turns."""
-    import gc
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(4)]).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    data = TensorDataset(torch.randn(16 * each * (blocks + 4), width))
-    seconds: list[float] = []
-    switches = [one for one in gc.get_objects() if type(one).__name__ == "Switch"]
-    began = time.perf_counter()
-    for number, (batch,) in enumerate(DataLoader(data, batch_size=16)):
-        if number % each == 0:
-            now = time.perf_counter()
-            seconds.append((now - began) / each)
-            for switch in switches:
-                switch.on = number // each % 2 == 1
-            began = time.perf_counter()
-        model(batch.to(device)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    seconds = seconds[5:]  # what was timed at the end of block n; the first ones warm up
-    on = [seconds[i] - (seconds[i - 1] + seconds[i + 1]) / 2 for i in range(1, len(seconds) - 1, 2)]
-    off = [seconds[i] - (seconds[i - 2] + seconds[i + 2]) / 2 for i in range(2, len(seconds) - 2, 4)]
-    return {
-        "switches": len(switches),
-        "step_us": 1e6 * statistics.median(seconds),
-        **{f"hooks_{name}": value for name, value in spread(on).items()},
-        **{f"null_{name}": value for name, value in spread(off).items()},
-    }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and middle half, in microseconds."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {"us": 1e6 * middle, "us_low": 1e6 * low, "us_high": 1e6 * high}
-
-
 def step_context(mode: str, model: object):
     if mode != "traceml":
         return contextlib.nullcontext
@@ -138,16 +97,6 @@ def run_block(mode: str, options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = {
             "stoker": [
-                sys.executable,
-                "-m",
-                "stoker.cli",
-                "watch",
-                "--out",
-                f"{folder}/run",
-                "--",
-                sys.executable,
-            ],
-            "paired": [
                 sys.executable,
                 "-m",
                 "stoker.cli",
@@ -202,6 +151,12 @@ def cpu_s_of(pid: int) -> float:
     return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
 
 
+def hooks() -> dict[str, object]:
+    """What hook_cost.py finds, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("hook_cost.py"))]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def costs(blocks: list[dict[str, dict[str, float]]], mode: str, clock: str) -> dict[str, float]:
     """Microseconds a step over the plain run of the same round."""
     found = [1e6 * (one[mode][clock] - one["plain"][clock]) for one in blocks]
@@ -221,12 +176,7 @@ def main() -> None:
     parser.add_argument("--loop", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
-        paired = options.loop == "paired"
-        report = (
-            paired_blocks(options.width, options.device)
-            if paired
-            else loop(options.loop, options.steps, options.width, options.device)
-        )
+        report = loop(options.loop, options.steps, options.width, options.device)
         Path(os.environ["STOKER_BENCH_REPORT"]).write_text(json.dumps(report))
         return
     modes = ["plain", "null", "stoker", "torch.profiler"]
@@ -243,7 +193,7 @@ def main() -> None:
         "plain_step_ms": statistics.median(1e3 * one["plain"]["wall_s"] for one in blocks),
         "wall": {mode: costs(blocks, mode, "wall_s") for mode in modes if mode != "plain"},
         "cpu": {mode: costs(blocks, mode, "cpu_s") for mode in modes if mode != "plain"},
-        "paired": run_block("paired", options),
+        "hooks": hooks(),
         "sampler_percent_of_a_core": 100 * sampler_share(),
         "rounds": blocks,
     }

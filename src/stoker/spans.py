@@ -28,6 +28,7 @@ HEAD_BYTES = 64
 NAMES_BYTES = 16384 - HEAD_BYTES
 RECORD = struct.Struct("<ddqqHHI")  # start, end, step, bytes, what, thread, sequence number from 1
 FIRST = HEAD_BYTES + NAMES_BYTES
+_SIZE, _pack = RECORD.size, RECORD.pack_into
 SPANS = 1 << 19  # 21 MB: some 50,000 steps of ten spans
 NO_STEP = -1
 
@@ -78,8 +79,8 @@ class Ring:
         name = self._whats.get(what)
         if name is None:
             name = self._name(what)
-        place = FIRST + number % self._capacity * RECORD.size
-        RECORD.pack_into(self._map, place, start, end, step, bytes, name, thread, (number + 1) & 0xFFFFFFFF)
+        place = FIRST + number % self._capacity * _SIZE
+        _pack(self._map, place, start, end, step, bytes, name, thread, (number + 1) & 0xFFFFFFFF)
 
     def close(self) -> None:
         """Safe twice. A write after it raises ValueError."""
@@ -105,23 +106,25 @@ class Ring:
         )
 
 
+class Threads(dict[int, int]):
+    """Small numbers for threads by their identity, given as they are asked for; the first one is 0."""
+
+    def __missing__(self, thread: int) -> int:
+        # Two at once may get one number: harmless, the loop has its own.
+        number = self[thread] = min(len(self), 0xFFFF)
+        return number
+
+
 class Recorder:
     """Writes this process's spans into a ring and knows its threads by small numbers; 0 made it."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.rank = ring.rank
-        self._threads = {threading.get_ident(): 0}
-
-    def thread(self) -> int:
-        ident = threading.get_ident()
-        number = self._threads.get(ident)
-        if number is None:  # two threads at once may get one number: harmless, the loop's is given
-            number = self._threads[ident] = min(len(self._threads), 0xFFFF)
-        return number
+        self.threads = Threads({threading.get_ident(): 0})
 
     def write(self, what: str, start: float, end: float, step: int, bytes: int) -> None:
-        self.ring.write(what, start, end, step, bytes, self.thread())
+        self.ring.write(what, start, end, step, bytes, self.threads[threading.get_ident()])
 
     def close(self) -> None:
         self.ring.close()

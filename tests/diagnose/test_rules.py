@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from stoker.diagnose.features import features
 from stoker.diagnose.replay import replay
 from stoker.diagnose.rules import Verdict, diagnose, judge
 from stoker.diagnose.thresholds import THRESHOLDS
-from stoker.recording import Event, RankRecord, Recording, Samples, Spans, Steps
+from stoker.recording import KINDS, Event, HostRecord, RankRecord, Recording, Samples, Spans, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+COLLECTIVE = KINDS.index("collective")
 
 
 @pytest.fixture
@@ -51,6 +54,36 @@ def loop_rank(rank: int, *, steps: int, step_s: float, events: tuple[Event, ...]
     )
 
 
+def exchanging(rank: int, *, share: float, steps: int = 60, step_s: float = 0.1) -> RankRecord:
+    """A rank that spends a share of every step in collectives and computes in the rest."""
+    one = loop_rank(rank, steps=steps, step_s=step_s)
+    turn = one.steps.start + (1 - share) * step_s
+    both = one.spans.kind, np.full(steps, COLLECTIVE, np.uint8)
+    spans = replace(
+        one.spans,
+        kind=np.concatenate(both),
+        start=np.concatenate([one.steps.start, turn]),
+        end=np.concatenate([turn, one.steps.end]),
+        step=np.tile(one.spans.step, 2),
+        bytes=np.tile(one.spans.bytes, 2),
+    )
+    return replace(one, spans=spans)
+
+
+def two_cores(*, wall_s: float, busy: float = 1.3, **readings: float) -> HostRecord:
+    """A host read ten times a second, of which the ranks keep 1.3 cores busy unless told otherwise."""
+    t = np.arange(0.1, wall_s, 0.1)
+    columns = {
+        "core.0": 50 * busy,
+        "core.1": 50 * busy,
+        "trainer_cores": 1.3,
+        "trainer_delay": 0.01,
+        **readings,
+    }
+    samples = Samples(t=t, columns={name: np.full(len(t), value) for name, value in columns.items()})
+    return HostRecord(node="", cpus=2, quota_cores=math.inf, samples=samples)
+
+
 def run_of(*ranks: RankRecord, wall_s: float, ended: str = "running", **facts: Any) -> Recording:
     return Recording(title="run", wall_s=wall_s, ended=ended, ranks=ranks, gpus=(), hosts=(), facts=facts)
 
@@ -81,6 +114,41 @@ def test_a_rank_that_skipped_a_collective_is_named_by_its_count() -> None:
     ]
     found = diagnose(run_of(*ranks, wall_s=20.0)).findings
     assert "rank 1 never joined" in found[0].summary
+
+
+def test_an_exchange_that_takes_long_on_an_idle_machine_is_named() -> None:
+    run = run_of(exchanging(0, share=0.3), exchanging(1, share=0.3), wall_s=6.0, ended="exit 0")
+    found = diagnose(replace(run, hosts=(two_cores(wall_s=6.0),))).findings
+    assert [one.kind for one in found] == ["communication_bound"]
+
+
+def test_waiting_in_turns_for_whoever_is_late_is_not_the_exchange() -> None:
+    ranks = [exchanging(n, share=0.01) for n in range(2)]
+    for n, rank in enumerate(ranks):  # each waits 30% of every other step for the other
+        late = np.arange(len(rank.spans.kind)) % 2 == n
+        start = np.where(late & (rank.spans.kind == COLLECTIVE), rank.spans.end - 0.03, rank.spans.start)
+        ranks[n] = replace(rank, spans=replace(rank.spans, start=start))
+    assert diagnose(run_of(*ranks, wall_s=6.0, ended="exit 0")).healthy
+
+
+@pytest.mark.parametrize("crowd", [{"trainer_delay": 0.2}, {"busy": 2.0}])
+def test_waiting_for_a_rank_that_has_no_core_is_not_called_the_exchange(crowd: dict[str, float]) -> None:
+    run = run_of(exchanging(0, share=0.3), exchanging(1, share=0.3), wall_s=6.0, ended="exit 0")
+    verdict = diagnose(replace(run, hosts=(two_cores(wall_s=6.0, **crowd),)))
+    assert verdict.healthy
+    assert any("while every rank has its core" in text for text in verdict.findings[0].missing)
+
+
+def test_a_loader_that_leaves_the_loop_no_core_starves_it_though_batches_are_in_time() -> None:
+    run = run_of(loop_rank(0, steps=60, step_s=0.1), wall_s=6.0, ended="exit 0")
+    crowd = {"workers": 4.0, "workers_cpu": 1.4, "workers_delay": 1.8, "trainer_cores": 0.6}
+    host = two_cores(wall_s=6.0, trainer_delay=0.5, busy=2.0, **crowd)
+    (found,) = diagnose(replace(run, hosts=(host,))).findings
+    assert (found.kind, found.cause, found.share) == ("data_starvation", "cpu", 0.5)
+    idle = two_cores(
+        wall_s=6.0, trainer_delay=0.5, busy=2.0, **{**crowd, "workers_cpu": 0.1, "workers_delay": 0.1}
+    )
+    assert diagnose(replace(run, hosts=(idle,))).healthy, "others keep the loop from its core"
 
 
 def test_a_loop_that_stands_without_any_rank_waiting_is_a_host_hang() -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from degraded import NAMES, SPOILED, Lines, read_lines, write_lines
+from degraded import (
+    NAMES,
+    SPOILED,
+    Lines,
+    first_half,
+    read_lines,
+    without_gpm,
+    without_header,
+    without_host,
+    write_lines,
+)
 
 from stoker.diagnose.replay import replay
 from stoker.diagnose.rules import Verdict, diagnose
@@ -48,6 +58,13 @@ def test_labels_are_not_looked_at(name: str, verdict_of: Callable[[Lines], Verdi
     lines = read_lines(name)
     lied = {"label": ["throttling"], "cause": "quota", "note": "a lie", "scenario": "fed"}
     assert verdict_of([{**lines[0], **lied}, *lines[1:]]) == verdict_of(_unlabelled(lines))
+
+
+def test_a_stop_whose_reason_nobody_saw_is_not_called_healthy(verdict_of: Callable[[Lines], Verdict]) -> None:
+    spinning = without_header(without_gpm(read_lines("hang_spin")))
+    saving = without_host(first_half(read_lines("checkpoint_sync")))
+    assert not verdict_of(_unlabelled(spinning)).healthy
+    assert not verdict_of(_unlabelled(saving)).healthy
 
 
 # Every recording and every way of spoiling, but not every pair: those take longer than the quick tests may.

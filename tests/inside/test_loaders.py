@@ -53,16 +53,17 @@ def test_nothing_changes_when_nobody_watches() -> None:
 
 def test_each_wait_is_a_span(probe: Probe, tmp_path: Path) -> None:
     assert list(stoker.attach(Loader())) == [1, 2, 3]
+    probe.read_marks()
     ring = read_ring(tmp_path / f"spans-{process_key(node_name(), os.getpid())}.ring")
     assert [span.what for span in ring] == ["startup", "data", "data", "data", "data"]
     assert probe.meta["loader"]["kind"] == "Loader"
 
 
 def test_what_fails_of_ours_does_not_stop_the_loop(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: object) -> float:
+    def fail(_: object) -> int:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(probe, "begin_data", fail)
+    monkeypatch.setattr("stoker.inside.loaders.tokens_of", fail)
     assert list(stoker.attach(Loader())) == [1, 2, 3]
 
 
@@ -73,4 +74,5 @@ def test_an_error_of_the_loader_is_the_loaders(probe: Probe) -> None:
 
     with pytest.raises(ValueError, match="bad shard"):
         list(stoker.attach(broken()))
-    assert probe.open == []
+    probe.read_marks()
+    assert probe.loop.open == []

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stoker.inside.batches import batch_bytes, tokens_of
 from stoker.inside.probe import Probe
+from stoker.runs.columns import read_events
 from stoker.runs.files import node_name, process_key
 from stoker.spans import emit, read_ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from stoker.spans import Span
@@ -27,16 +30,26 @@ def probe(tmp_path: Path) -> Iterator[Probe]:
     probe.close()
 
 
+def put(probe: Probe, read: Callable[..., None], *told: object) -> float:
+    """A mark of this moment and thread, as hooks put it."""
+    now = time.monotonic()
+    probe.put((read, now, threading.get_ident(), *told))
+    return now
+
+
 def data(probe: Probe, *, evaluating: bool = False, last: bool = False, tokens: int = 10) -> None:
-    probe.end_data(probe.begin_data(evaluating=evaluating), tokens=tokens, last=last)
+    start = put(probe, probe.loop.begin_data, evaluating)
+    put(probe, probe.loop.end_data, start, tokens, 0, last)
 
 
 def optimize(probe: Probe, optimizer: int = 1) -> None:
-    probe.end_optimizer(optimizer, probe.begin_optimizer(optimizer))
+    put(probe, probe.loop.begin_optimizer, optimizer)
+    put(probe, probe.loop.end_optimizer, optimizer)
 
 
 def backward(probe: Probe) -> None:
-    probe.end("backward", probe.begin_training("backward"))
+    start = put(probe, probe.loop.begin_backward, "backward")
+    put(probe, probe.loop.end, "backward", start)
 
 
 def ring(folder: Path, kind: str) -> list[Span]:
@@ -83,6 +96,7 @@ def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Prob
     data(probe, evaluating=True)
     data(probe, evaluating=True, last=True)
     data(probe)
+    probe.read_marks()
     (found,) = spans(tmp_path, "evaluation")
     fetched = spans(tmp_path, "data")
     assert found.start <= fetched[1].start
@@ -94,14 +108,54 @@ def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Prob
 
 def test_an_optimizer_that_raised_does_not_swallow_what_follows(probe: Probe) -> None:
     data(probe)
-    probe.begin_optimizer(1)
+    put(probe, probe.loop.begin_optimizer, 1)
     data(probe)
-    assert probe.open == []
+    probe.read_marks()
+    assert probe.loop.open == []
+
+
+def test_a_gradient_says_that_the_batch_before_it_was_no_evaluation(probe: Probe, tmp_path: Path) -> None:
+    for _ in range(2):
+        data(probe, evaluating=True)
+        backward(probe)
+        optimize(probe)
+    probe.close()
+    assert spans(tmp_path, "evaluation") == []
+    assert len(ring(tmp_path, "steps")) == 2
+
+
+def test_nested_spans_of_one_kind_are_one(probe: Probe, tmp_path: Path) -> None:
+    outer = put(probe, probe.loop.begin, "collective", "all_gather_object")
+    inner = put(probe, probe.loop.begin, "collective", "all_gather")
+    put(probe, probe.loop.end, "collective", inner)
+    put(probe, probe.loop.end, "collective", outer)
+    probe.read_marks()
+    assert [span.start for span in spans(tmp_path, "collective")] == [outer]
+    assert (probe.loop.collective_seq, probe.loop.collective_op) == (1, "all_gather_object")
+
+
+def test_marks_are_read_by_themselves(probe: Probe, tmp_path: Path) -> None:
+    data(probe)
+    deadline = time.monotonic() + 10
+    while not spans(tmp_path, "data"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_whose_files_cannot_be_made_goes_on_and_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / f"spans-{process_key(node_name(), os.getpid())}.ring").touch()  # somebody else's
+    probe = Probe(tmp_path)
+    data(probe)
+    data(probe)
+    probe.close()
+    (said,) = read_events(tmp_path / f"events-{process_key(node_name(), os.getpid())}.jsonl", shift_s=0.0)
+    assert (said.what, said.facts["hook"]) == ("hook off", "recording")
 
 
 def test_startup_ends_with_the_first_batch_and_is_said_once(probe: Probe, tmp_path: Path) -> None:
     data(probe)
     data(probe)
+    probe.read_marks()
     (startup,) = spans(tmp_path, "startup")
     assert startup.start < startup.end <= spans(tmp_path, "data")[0].start
 

@@ -30,8 +30,17 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
 
 
 def step(probe: Probe) -> None:
-    probe.end_data(probe.begin_data(evaluating=False), tokens=4)
-    probe.end_optimizer(1, probe.begin_optimizer(1))
+    start = put(probe, probe.loop.begin_data, False)
+    put(probe, probe.loop.end_data, start, 4)
+    put(probe, probe.loop.begin_optimizer, 1)
+    put(probe, probe.loop.end_optimizer, 1)
+
+
+def put(probe: Probe, read: Callable[..., None], *told: object) -> float:
+    """A mark of this moment and thread, as hooks put it."""
+    now = time.monotonic()
+    probe.put((read, now, threading.get_ident(), *told))
+    return now
 
 
 def told(folder: Path, what: str) -> list[Event]:
@@ -59,16 +68,15 @@ def test_a_gap_between_spans_is_named_by_its_frame(probe: Probe, tmp_path: Path)
 
 def test_a_hang_is_told_while_it_lasts_and_when_it_is_over(probe: Probe, tmp_path: Path) -> None:
     step(probe)
-    probe.collective_seq, probe.collective_op = 7, "all_reduce"
-    start = probe.begin("collective")
+    start = put(probe, probe.loop.begin, "collective", "all_reduce")
     until(lambda: told(tmp_path, "hang"))
     (event,) = told(tmp_path, "hang")
     assert event.facts["inside"] == "collective"
     assert event.facts["in_collective"]
-    assert (event.facts["collective_seq"], event.facts["collective_op"]) == (7, "all_reduce")
+    assert (event.facts["collective_seq"], event.facts["collective_op"]) == (1, "all_reduce")
     assert any("test_stalls.py" in line for line in event.facts["stacks"]["MainThread"])
     assert told(tmp_path, "stack") == [], "inside a span there is no gap"
-    probe.end("collective", start)
+    put(probe, probe.loop.end, "collective", start)
     until(lambda: told(tmp_path, "hang over"))
     assert told(tmp_path, "hang over")[0].facts["seconds"] >= 0.3
 

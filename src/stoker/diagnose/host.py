@@ -33,6 +33,8 @@ class Host:
     throttled: float  # share of time the cgroup was stopped
     steal: float  # cores
     delay: float  # share of time that what makes batches could run and did not get a core
+    rank_delay: float  # the same of the trainers' own threads
+    loader_cores: float  # that the loader's workers use and would use if they got them
     workers: float  # how many loader workers were seen
     workers_running: float  # while the loop waits
     workers_blocked: float  # in D, on a disk or a server
@@ -74,6 +76,8 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         throttled=samples.mean("throttled") / 100,
         steal=samples.mean("steal") / 100 * one.cpus,
         delay=delay,
+        rank_delay=samples.mean("trainer_delay"),
+        loader_cores=samples.mean("workers_cpu") + samples.mean("workers_delay"),
         workers=workers,
         workers_running=samples.mean("workers_running"),
         workers_blocked=samples.mean("workers_blocked"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stoker.diagnose.timeline import STATES, Timeline
-from stoker.recording import Event, Floats, RankRecord
+from stoker.recording import KINDS, Event, Floats, RankRecord
 
 # Phases that are a rank's own. Collective and sync are where it waits for the others.
 _OWN = ("data", "copy", "compute", "checkpoint", "unattributed", "stalled")
@@ -24,7 +24,7 @@ class Together:
     late_s: float = math.nan  # a step: its own work over the median of the others
     late_often: float = 0.0  # share of steps in which it was the last
     step_s: float = math.nan
-    collective: float = 0.0  # the least share of time any rank spent in collectives: the exchange itself
+    collective: float = 0.0  # share of time of the exchange itself, without waiting for who comes late
     joined: dict[int, int] = field(default_factory=dict)  # rank → collectives it joined until it hung
     ops: dict[int, str] = field(default_factory=dict)  # rank → the collective it hung in
     data: float = 0.0  # the least share of time any rank waited for data
@@ -40,9 +40,27 @@ def together(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Toge
     base = replace(
         base,
         step_s=float(np.median(ranks[0].steps.end - ranks[0].steps.start)),
-        collective=min(_share_of(line, "collective") for line in lines),
+        collective=_exchange(ranks, lines, steps),
     )
     return base if len(ranks) < 2 else _who_is_late(base, ranks, lines, steps)
+
+
+def _exchange(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...], steps: int) -> float:
+    """Whoever comes last to a collective waits for nobody: its time is the exchange. Where ranks do not show
+    the same collectives, who waits least in a step."""
+    each = [_collectives(rank) for rank in ranks]
+    if len({len(some) for some in each}) > 1:
+        pairs = zip(ranks, lines, strict=True)
+        each = [_each(rank, line, "collective", steps) for rank, line in pairs]
+    wall = float(lines[0].edges[-1] - lines[0].edges[0])
+    least = min(_share_of(line, "collective") for line in lines)
+    return min(least, float(np.min(each, axis=0).sum()) / wall) if wall > 0 else 0.0
+
+
+def _collectives(rank: RankRecord) -> Floats:
+    mine = rank.spans.kind == KINDS.index("collective")
+    spent: Floats = (rank.spans.end - rank.spans.start)[mine]
+    return spent
 
 
 def _endings(ranks: tuple[RankRecord, ...], lines: tuple[Timeline, ...]) -> Together:

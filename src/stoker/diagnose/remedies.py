@@ -26,8 +26,17 @@ def feed(features: Features, cause: str) -> tuple[str, ...]:
         "unknown": ("stoker watch -- COMMAND records worker states and stacks, which name the cause", _AHEAD),
     }
     if cause in ("cpu", "too_few_workers"):
-        return (*_workers(features), _OFFLINE)
+        return (*_threads(features), *_workers(features), _OFFLINE)
     return (_raise_quota(features), _OFFLINE) if cause == "quota" else fixed[cause]
+
+
+def _threads(features: Features) -> tuple[str, ...]:
+    """Workers that ask for more cores than there are, as libraries do that start a thread a core in each."""
+    host = features.host
+    if host is None or not host.loader_cores > host.allowed:
+        return ()
+    asked = f"{host.workers:.0f} workers ask for {host.loader_cores:.1f} of {host.allowed:g} cores"
+    return (f"one thread a worker: torch.set_num_threads(1) in worker_init_fn, OMP_NUM_THREADS=1; {asked}",)
 
 
 def _workers(features: Features) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from stoker.diagnose.features import Features, features
 from stoker.diagnose.limits import memory_pressure, shm_pressure, throttling
 from stoker.diagnose.sharing import communication_bound, straggler
 from stoker.diagnose.starving import data_starvation
-from stoker.diagnose.stopping import checkpoint_stall, collective_hang, host_hang
+from stoker.diagnose.stopping import checkpoint_stall, collective_hang, host_hang, unexplained
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, known, percent
 from stoker.diagnose.working import h2d_copy, host_sync, launch_bound, precision
@@ -120,12 +120,17 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
         return "the GPU was not read"
     if seen.ended and seen.ended not in _ENDED_WELL:
         return f"it ended badly: {seen.ended[:200]}"
-    if loop.steps and any(one.kind.endswith("hang") and one.missing for one in abstained):
+    stops = ("collective_hang", "host_hang", "checkpoint_stall")
+    if loop.steps and any(one.kind in stops and one.missing for one in abstained):
         return "a long stop could not be explained"
+    if unexplained(seen):
+        return unexplained(seen)
     if card is not None and card.working_util < 70:
         return f"the GPU is used {card.util:.0f}% of the time, and why not more was not seen"
     if card is not None and not loop.steps and not (card.sm >= 50 or card.power >= 0.5):
         return "the GPU is busy but hardly works, and whether steps went on was not seen"
+    if card is not None and loop.steps and "h2d" in loop.unseen and not known(card.sm + card.pcie_rx_gb_s):
+        return "neither copies nor the activity of the card's units were seen"
     bare = loop.bare if "compute" not in loop.unseen else 0.0
     blind = card is not None and (not known(card.memory_peak) or card.working_util < 90)
     if bare >= (UNEXPLAINED if blind else 0.5):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.diagnose import remedies
 from stoker.diagnose.features import Features
 from stoker.diagnose.thresholds import at
-from stoker.diagnose.verdicts import Abstention, percent, priced
+from stoker.diagnose.verdicts import Abstention, above, percent, priced
 from stoker.findings import Finding
 
 
@@ -19,6 +19,9 @@ def straggler(features: Features) -> Finding | Abstention:
     lost = min(features.loop.steps * ranks.late_s / features.wall_s, 1.0)
     if not late >= at("late") or ranks.late_often < often or lost < at("late_share"):
         return Abstention(kind=kind, why="no rank is last again and again")
+    if ranks.late_phase == "compute" and _on_the_host(features) and _had_no_core(features, late):
+        missing = ("what the ranks take while each has its core",)
+        return Abstention(kind=kind, why=f"rank {ranks.late_rank} may have had no core", missing=missing)
     return priced(
         features,
         kind,
@@ -42,6 +45,10 @@ def communication_bound(features: Features) -> Finding | Abstention:
         return Abstention(kind=kind, why="one rank")
     if share < at("collective"):
         return Abstention(kind=kind, why=f"the exchange itself took {percent(share)} of the time")
+    late = _kept_from_running(features)
+    if late:
+        missing = ("what the exchange takes while every rank has its core",)
+        return Abstention(kind=kind, why=f"{late}: whoever shares a collective waits for it", missing=missing)
     switched_off = _switched_off(features)
     return priced(
         features,
@@ -56,6 +63,29 @@ def communication_bound(features: Features) -> Finding | Abstention:
         ),
         missing=() if switched_off else ("NCCL's environment and the links in use",),
     )
+
+
+def _kept_from_running(features: Features) -> str:
+    """Ranks that compute on the host: time in a collective is then time that another one had no core."""
+    host = features.host
+    if host is None or not _on_the_host(features):
+        return ""
+    if above(host.rank_delay, at("rank_delay")):
+        return f"ranks could run and got no core {percent(min(host.rank_delay, 1))} of the time"
+    if above(host.others, at("others") * host.allowed):
+        return f"others keep {host.others:.1f} of the {host.allowed:g} cores busy"
+    return ""
+
+
+def _had_no_core(features: Features, late: float) -> bool:
+    """Could half of the delay be time without a core? The delay read is the mean over the ranks."""
+    host, ranks = features.host, features.ranks.ranks
+    return host is not None and above(ranks * host.rank_delay, late / 2)
+
+
+def _on_the_host(features: Features) -> bool:
+    """Do the ranks compute there, and not on cards?"""
+    return features.card is None or not above(features.card.util, at("idle_util"))
 
 
 def _switched_off(features: Features) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ def data_starvation(features: Features) -> Finding | Abstention:
     loop = features.loop
     wait = loop.share["data"]
     steady = wait * (1 - loop.opening) / max(1 - loop.share["startup"], 0.05)
-    if steady < at("data_share"):
+    crowded = _crowded_out(features)
+    if steady < at("data_share") and not crowded:
         if wait >= at("data_share"):
             why = f"the first batches took {percent(wait)} of this recording; later ones were in time"
             return Abstention(kind=KIND, why=why)
@@ -35,14 +36,23 @@ def data_starvation(features: Features) -> Finding | Abstention:
         features,
         KIND,
         cause=cause,
-        share=_lost(features, wait),
+        share=_lost(features, max(wait, crowded)),
         speedup=_speedup(features, wait),
         confidence=_confidence(features, cause),
-        summary=_summary(features, wait, cause),
+        summary=_summary(features, wait, cause) if wait >= crowded else _crowd(crowded),
         evidence=(*_evidence(features, wait), *signs),
         remedy=remedies.feed(features, cause),
         missing=missing,
     )
+
+
+def _crowded_out(features: Features) -> float:
+    """The share of time in which the loop itself had no core, because its loader asks for all of them: the
+    batches are then in time only because the steps are late."""
+    host = features.host
+    if host is None or not above(host.loader_cores, host.allowed) or not above(host.rank_delay, at("delay")):
+        return 0.0
+    return min(host.rank_delay, 1.0)
 
 
 def _overlapped(card: Card | None, loop: Loop) -> bool:
@@ -85,6 +95,10 @@ def _summary(features: Features, wait: float, cause: str) -> str:
         "unknown": "why is not visible in this recording",
     }
     return f"the GPU waits for data {percent(wait)} of the time: {because[cause]}"
+
+
+def _crowd(crowded: float) -> str:
+    return f"the loader's workers want all cores: the loop itself had none {percent(crowded)} of the time"
 
 
 def _evidence(features: Features, wait: float) -> tuple[str, ...]:
@@ -189,7 +203,8 @@ def _computing(host: Host, features: Features) -> tuple[str, str]:
         return "", ""
     workers = _workers_seen(host, features)
     sign = f"{host.wait_busy:.1f} cores busy while the loop waits, {host.allowed:g} allowed"
-    several = workers >= 1 if known(workers) else host.wait_busy >= 1.7
+    # Workers that mostly sleep are not too few: one thing that all wait for computes.
+    several = 1 <= workers <= 2 * host.wait_busy if known(workers) else host.wait_busy >= 1.7
     if several and host.allowed - _busy(host) >= 1.0:
         return "too_few_workers", sign
     return "cpu", sign

@@ -76,7 +76,9 @@ def checkpoint_stall(features: Features) -> Finding | Abstention:
     pause_s = sum(pause.excess_s for pause in saves) / len(saves) if saves else 0.0
     share = max(told, pause_s * len(saves) / features.wall_s if features.wall_s else 0.0)
     if share < at("pause_share"):
-        missing = () if features.host or not loop.pauses else ("disk writes, which tell saving from a hang",)
+        paused_s = sum(pause.excess_s for pause in loop.pauses if not (pause.last and _ended_well(features)))
+        unseen = not features.host and paused_s >= at("pause_share") * features.wall_s
+        missing = ("disk writes, which tell saving from a hang",) if unseen else ()
         return Abstention(kind=kind, why=f"saving took {percent(share)} of the time", missing=missing)
     return priced(
         features,
@@ -88,6 +90,14 @@ def checkpoint_stall(features: Features) -> Finding | Abstention:
         remedy=remedies.save(pause_s=pause_s if len(saves) > 1 else 0.0, step_s=loop.median_s),
         missing=() if told else ("checkpoint spans: saves were told from long steps and disk writes",),
     )
+
+
+def unexplained(features: Features) -> str:
+    """A stop so long that a run is not called healthy unless it was seen what went on."""
+    for pause in _long(features, at("hang_s")):
+        if not (features.loop.regular or _wrote(pause) or _worked(pause)):
+            return f"no step ended for {pause.seconds:.1f} s, and why was not seen"
+    return ""
 
 
 # --- pauses ---------------------------------------------------------------------------------------
@@ -105,7 +115,7 @@ def spins(pause: Pause) -> bool:
 def _long(features: Features, least_s: float) -> list[Pause]:
     """Pauses long enough for a hang; what follows the last step of a run that ended well is its end."""
     floor = max(least_s, at("hang_steps") * features.loop.median_s)
-    ended = features.ended == "exit 0"
+    ended = _ended_well(features)
     return [
         pause
         for pause in features.loop.pauses
@@ -113,9 +123,15 @@ def _long(features: Features, least_s: float) -> list[Pause]:
     ]
 
 
+def _ended_well(features: Features) -> bool:
+    return features.ended == "exit 0"
+
+
 def _stopped(pause: Pause) -> bool:
     if _wrote(pause) or spins(pause):
         return False
+    if not (known(pause.written) or pause.last or pause.stacked):
+        return False  # it went on, and nobody saw the disk: saving looks the same
     if known(pause.util):
         return pause.util < at("idle_util")
     return pause.last or pause.stacked  # without a card: a loop that never went on, or one caught standing
@@ -130,14 +146,19 @@ def _wrote(pause: Pause) -> bool:
 def _saves(features: Features, pause: Pause) -> bool:
     if pause.told >= 0.5 * pause.excess_s:
         return True
-    if pause.stacked or (pause.last and features.ended == "exit 0"):
+    if pause.stacked or (pause.last and _ended_well(features)):
         return False
-    worked = above(pause.util, 50) and not spins(pause)
-    if worked and (above(pause.sm, 20) or above(pause.power, 0.45)):
-        return False  # the card worked: evaluation, or a longer batch
+    if _worked(pause):
+        return False
     if features.loop.regular and "data" not in features.loop.unseen:
         return _wrote(pause) or not known(pause.util) or pause.util < at("idle_util")
     return _wrote(pause) and not spins(pause)
+
+
+def _worked(pause: Pause) -> bool:
+    """The card did: an evaluation, or a longer batch."""
+    busy = above(pause.util, 50) and not spins(pause)
+    return busy and (above(pause.sm, 20) or above(pause.power, 0.45))
 
 
 def _sure_of(saves: list[Pause], regular: bool) -> float:
@@ -223,12 +244,17 @@ def _blind(features: Features, kind: str) -> Abstention | None:
     unseen = [
         pause
         for pause in _long(features, at("hang_s"))
-        if not (known(pause.util) or pause.last or pause.stacked or _wrote(pause))
+        if not (known(pause.util + pause.written) or pause.last or pause.stacked or _wrote(pause))
     ]
     if not unseen or features.loop.regular:
         return None
-    why = f"a step took {unseen[0].seconds:.1f} s, and what the card did meanwhile was not read"
-    return Abstention(kind=kind, why=why, missing=("the GPU's utilisation during the long step",))
+    worst = unseen[0]
+    what = "the disk" if known(worst.util) else "the card"
+    why = f"a step took {worst.seconds:.1f} s, and what {what} did meanwhile was not read"
+    missing = "disk writes, which tell saving from a hang"
+    if not known(worst.util):
+        missing = "the GPU's utilisation during the long step"
+    return Abstention(kind=kind, why=why, missing=(missing,))
 
 
 def _spinning_all_along(features: Features) -> Finding | Abstention:

@@ -103,8 +103,11 @@ THRESHOLDS = {
     "late": Threshold(0.08, "of a step that one rank works longer than the others' median"),
     "late_often": Threshold(0.6, "share of steps in which the same rank is last; and a quarter above chance"),
     "late_share": Threshold(0.03, "of the wall time: less is not worth a word"),
+    "rank_delay": Threshold(
+        0.1, "of the time a rank could run and got no core: every other rank waits as long for it"
+    ),
     "collective": Threshold(
-        0.15, "of the time in collectives on the rank that waits least: the exchange itself"
+        0.15, "of the time in collectives, counted by whoever came last to each: the exchange itself"
     ),
 }
 

@@ -173,6 +173,8 @@ def launch_bound(features: Features) -> Finding | Abstention:
 def _tiny(features: Features, card: Card) -> bool:
     if known(card.sm):
         return card.working_sm < at("tiny_sm") and card.sm < at("tiny_of_util") * card.util
+    if "h2d" in features.loop.unseen and not known(card.pcie_rx_gb_s):
+        return False  # a card that waits for copies shows just the same
     slow = not known(features.loop.tflops) or (card.peaks and features.loop.tflops < 0.05 * card.peaks.bf16)
     return bool(slow) and below(card.power, at("spin_power")) and card.working_util < 95
 

@@ -5,18 +5,16 @@ is timed by two events of the card, read when they are done.
 from __future__ import annotations
 
 import functools
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.inside.switch import Switch, timed, unseen
+from stoker.inside.switch import Switch, ident, now, timed, unseen
 
 if TYPE_CHECKING:
     from stoker.inside.probe import Probe
 
 _LARGE = 1 << 20  # bytes; a smaller copy takes less time than two events cost
 _PENDING = 256
-_now = time.monotonic
 
 
 def hook_copies(probe: Probe, roots: Any, torch: Any) -> None:
@@ -34,20 +32,18 @@ def hook_syncs(probe: Probe, roots: Any, torch: Any) -> None:
     if not has_card(torch):
         return
     for name in ("item", "tolist"):
-        switch = Switch(probe, f"Tensor.{name}")
-        setattr(torch.Tensor, name, _waiting(probe, switch, getattr(torch.Tensor, name)))
-    switch = Switch(probe, "synchronize")
-    torch.cuda.synchronize = timed(probe, switch, "sync", torch.cuda.synchronize)
+        setattr(torch.Tensor, name, _waiting(probe, getattr(torch.Tensor, name)))
+    torch.cuda.synchronize = timed(probe, "sync", torch.cuda.synchronize)
     for kind in (torch.cuda.Event, torch.cuda.Stream):
-        kind.synchronize = timed(probe, switch, "sync", kind.synchronize)
+        kind.synchronize = timed(probe, "sync", kind.synchronize)
 
 
 def has_card(torch: Any) -> bool:
     return bool(torch.backends.cuda.is_built())
 
 
-def _waiting(probe: Probe, switch: Switch, original: Any) -> Any:
-    spanned = timed(probe, switch, "sync", original)
+def _waiting(probe: Probe, original: Any) -> Any:
+    spanned = timed(probe, "sync", original)
 
     @functools.wraps(original)
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +67,7 @@ class Copies:
                 return original(tensor, *args, **kwargs)
             try:
                 events = self._begin(tensor, args, kwargs)
-                start = _now()
+                start = now()
             except Exception as error:
                 switch.fail(error)
                 return original(tensor, *args, **kwargs)
@@ -104,14 +100,12 @@ class Copies:
             if events is not None:
                 self._free.append(events)
             return
-        probe, now = self._probe, _now()
-        if not result.is_cuda:
-            probe.write("sync", start, now, int(result.nbytes))
-        elif events is None:
-            probe.write("h2d", start, now, int(result.nbytes))
-        else:
+        returned, moved = now(), int(result.nbytes)
+        if events is not None:
             events[1].record()
-            self._pending.append((start, now, int(result.nbytes), events))
+            self._pending.append((start, returned, moved, events))
+        else:
+            self._say("h2d" if result.is_cuda else "sync", start, returned, moved)
         self._collect()
 
     def _collect(self) -> None:
@@ -119,8 +113,11 @@ class Copies:
         while self._pending and self._pending[0][3][1].query():
             start, returned, moved, events = self._pending.popleft()
             copied_s = events[0].elapsed_time(events[1]) / 1e3
-            self._probe.write("h2d", start, max(returned, start + copied_s), moved)
+            self._say("h2d", start, max(returned, start + copied_s), moved)
             self._free.append(events)
+
+    def _say(self, kind: str, start: float, end: float, moved: int) -> None:
+        self._probe.put((self._probe.loop.span, end, ident(), kind, start, moved))
 
     def _new_events(self) -> Any:
         event = self._torch.cuda.Event

@@ -3,6 +3,8 @@
 Global module hooks would put every call of every small module on torch's slow path, and hooks on an instance
 travel with it when it is pickled. So the outermost modules are looked up once, after the first optimizer
 step, and the `__call__` of their classes is replaced; calls below them cost one comparison.
+
+What runs in every step is written flat: a function called between two operations of torch costs microseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from stoker.inside.switch import Switch, timed
+from stoker.inside.switch import ident, now, unseen
 
 if TYPE_CHECKING:
     from stoker.inside.probe import Probe
@@ -25,42 +27,48 @@ class Roots:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._switch = Switch(probe, "forward")
         self._roots: list[Any] = []  # weak references to modules
         self._optimizers: set[int] = set()
         self._fetched: Any = _nothing  # a weak reference to the iterator of the last batch
         self._training = weakref.WeakSet[Any]()  # iterators of whose batches a gradient was taken
+        self._calls: list[int] = []  # threads that are in a watched call
         self._called = False
         self._steps_until_children = _PATIENCE
+        self.trained = False  # the iterator of the last batch is one of those
+        self.settled = 0  # the optimizer whose modules are known and called
 
     def evaluating(self, iterator: Any) -> bool:
         """Is a batch asked for now one to evaluate on? Gradients are off, or the model is in that mode and
         the iterator is not one that trains: some fetch a training batch before they leave the mode."""
         if self._fetched() is not iterator:
             self._fetched = weakref.ref(iterator)
+            self.trained = iterator in self._training
         if not sys.modules["torch"].is_grad_enabled():
             return True
+        if self.trained:
+            return False
         root = self._roots[0]() if self._roots else None
-        return root is not None and not root.training and iterator not in self._training
+        return root is not None and not root.training
 
     def trains(self) -> None:
-        """A gradient is taken: the last batch was one to train on, whatever mode the model is in."""
+        """A gradient is taken: the last batch was one to train on, whatever mode the model is in. Needs to be
+        called while `trained` is not set."""
         iterator = self._fetched()
-        if iterator is not None and iterator not in self._training:
+        if iterator is not None:
             self._training.add(iterator)
-        if self._probe.evaluating:
-            self._probe.forget_evaluation()
+            self.trained = True
 
     def stepped(self, optimizer: Any) -> None:
-        """After each optimizer step: look up the modules of one not seen before."""
+        """After an optimizer step: look up the modules of one not seen before. Needs not be called for the
+        one that is `settled`."""
         if id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             self._look_up(optimizer)
-        elif self._steps_until_children:
+        elif self._called or not self._steps_until_children:
+            self.settled = id(optimizer)
+        else:
             self._steps_until_children -= 1
-            if self._called:
-                self._steps_until_children = 0
-            elif not self._steps_until_children:
+            if not self._steps_until_children:
                 self._watch_children()
 
     def _look_up(self, optimizer: Any) -> None:
@@ -80,33 +88,36 @@ class Roots:
                 self._watch(type(child), "__call__")
 
     def _watch(self, kind: type, name: str) -> None:
-        """Replace a method on the class, where it is not compiled and not already ours."""
+        """Replace a method on the class, where it is not already ours."""
         found = getattr(kind, name)
         if hasattr(found, "_stoker"):
             return
-        if name in vars(kind):
-            original = found
-        else:  # looked up at each call: torch.fx replaces Module.__call__ while it traces
-
-            def original(module: Any, *args: Any, **kwargs: Any) -> Any:
-                return getattr(super(kind, module), name)(*args, **kwargs)
-
-        spanned = timed(self._probe, self._switch, "forward", original, begin=self._begin)
-        is_compiling = _is_compiling()
+        # Of another class it is looked up at each call: torch.fx replaces Module.__call__ while it traces.
+        owner = next(one for one in kind.__mro__ if name in vars(one))
+        calls, probe, is_compiling = self._calls, self._probe, _is_compiling()
+        begin, end = probe.loop.begin, probe.loop.end
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            original = found if owner is kind else getattr(owner, name)
             if is_compiling():
                 return original(module, *args, **kwargs)
-            return spanned(module, *args, **kwargs)
+            thread = ident()
+            if thread in calls:
+                return original(module, *args, **kwargs)
+            calls.append(thread)
+            start = now()
+            probe.put((begin, start, thread, "forward"))
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                probe.put((end, now(), thread, "forward", start))
+                calls.remove(thread)
+                self._called = True
 
         call.__name__, call.__doc__ = name, found.__doc__
         call.__wrapped__ = found  # type: ignore[attr-defined]  # so that its signature is still seen
         call._stoker = True  # type: ignore[attr-defined]
-        setattr(kind, name, call)
-
-    def _begin(self, kind: str) -> float:
-        self._called = True
-        return self._probe.begin(kind)
+        setattr(kind, name, unseen(call))
 
     def _tell_card(self) -> None:
         torch = sys.modules["torch"]
@@ -141,4 +152,4 @@ def physical_card(index: int) -> int | None:
 
 def _is_compiling() -> Any:
     compiler = getattr(sys.modules["torch"], "compiler", None)
-    return getattr(compiler, "is_compiling", lambda: False)
+    return getattr(compiler, "is_dynamo_compiling", lambda: False)

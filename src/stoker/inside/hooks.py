@@ -6,6 +6,7 @@ event; a wrapped function that fails in our part is called plainly from then on 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from stoker.inside.boot import VARIABLE
 from stoker.inside.device import hook_copies, hook_syncs
 from stoker.inside.forward import Roots
 from stoker.inside.probe import Probe
-from stoker.inside.switch import Switch, timed
+from stoker.inside.switch import Function, Switch, ident, now, timed, unseen
 from stoker.inside.whatif import Cached
 
 _COLLECTIVES = (
@@ -30,7 +31,7 @@ _COLLECTIVES = (
     "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
     "scatter_object_list", "send",
 )  # fmt: skip
-_BATCHES_BETWEEN_SIZES = 256
+_BATCHES_BETWEEN_LOOKS = 256
 _EXPOSED_S = 0.0002  # a shorter wait for gradients is the engine's own bookkeeping
 
 
@@ -59,43 +60,61 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
     """`__next__` of the loader's iterators; `DataLoader.__iter__` stays: frameworks override it."""
     iterator = module._BaseDataLoaderIter
     original, switch, cached = iterator.__next__, Switch(probe, "loader"), Cached.from_environ(probe)
-    seen = [0, 0, 0]  # id of the last iterator, batches since its bytes were counted, those bytes
+    begin, end = probe.loop.begin_data, probe.loop.end_data
+    batches = _Batches(probe)
 
     def __next__(self: Any) -> Any:
         if not switch.on:
             return original(self)
         try:
             evaluating = roots.evaluating(self)
-            start = probe.begin_data(evaluating=evaluating)
         except Exception as error:
             switch.fail(error)
             return original(self)
+        start, thread = now(), ident()
+        probe.put((begin, start, thread, evaluating))
         try:
             batch = original(self) if cached is None or evaluating else cached.next(self, original)
         except BaseException as error:
-            _loader_ended(probe, switch, start, error)
+            probe.put((end, now(), thread, start, -1, 0, isinstance(error, StopIteration)))
+            _say_error_of_loader(probe, error)
             raise
+        tokens = -1
         try:
-            if seen[0] != id(self) or seen[1] >= _BATCHES_BETWEEN_SIZES:
-                seen[:] = [id(self), 0, batch_bytes(batch)]
-                if not evaluating:
-                    probe.tell(loader=loader_facts(self, batch_bytes=seen[2]))
-            seen[1] += 1
-            probe.end_data(start, tokens=tokens_of(batch), moved_bytes=seen[2])
+            if not batches.due or batches.of != id(self):
+                batches.look(self, batch, evaluating=evaluating)
+            batches.due -= 1
+            if batches.are_text:
+                tokens = tokens_of(batch)
         except Exception as error:
             switch.fail(error)
+        probe.put((end, now(), thread, start, tokens, batches.bytes))
         return batch
 
     iterator.__next__ = __next__
 
 
-def _loader_ended(probe: Probe, switch: Switch, start: float, error: BaseException) -> None:
-    try:
-        probe.end_data(start, last=isinstance(error, StopIteration))
-        if not isinstance(error, (StopIteration, KeyboardInterrupt, GeneratorExit)):
+class _Batches:
+    """What the batches of an iterator are like, looked at now and then."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.of = 0  # the id of their iterator
+        self.due = 0  # batches until the next look
+        self.bytes = 0
+        self.are_text = False
+
+    def look(self, iterator: Any, batch: Any, *, evaluating: bool) -> None:
+        self.of, self.due = id(iterator), _BATCHES_BETWEEN_LOOKS
+        self.bytes, self.are_text = batch_bytes(batch), tokens_of(batch) >= 0
+        if not evaluating:
+            self._probe.tell(loader=loader_facts(iterator, batch_bytes=self.bytes))
+
+
+def _say_error_of_loader(probe: Probe, error: BaseException) -> None:
+    if not isinstance(error, (StopIteration, KeyboardInterrupt, GeneratorExit)):
+        with suppress(OSError):  # the run folder is gone or full: the error itself goes on
             say_exception(probe, error)
-    except Exception as failure:
-        switch.fail(failure)
 
 
 # --- computing ------------------------------------------------------------------------------------
@@ -103,37 +122,47 @@ def _loader_ended(probe: Probe, switch: Switch, start: float, error: BaseExcepti
 
 def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     """`torch.autograd.backward`, through which `Tensor.backward` goes."""
-    original, switch = module.backward, Switch(probe, "backward")
-    exposed_switch = Switch(probe, "exposed collectives")
-
-    def begin(kind: str) -> float:
-        roots.trains()
-        return probe.begin_training(kind)
-
-    timed_backward = timed(probe, switch, "backward", original, begin=begin)
+    original = module.backward
+    shared = _showing_exposed(probe, Switch(probe, "exposed collectives"), original)
+    begin, end = probe.loop.begin_backward, probe.loop.end
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not exposed_switch.on or not _distributed():
-            return timed_backward(tensors, *args, **kwargs)
-        marks: list[float] = []
-        handle = _mark_end_of_compute(exposed_switch, tensors, marks)
+        if not roots.trained:
+            roots.trains()
+        start, thread = now(), ident()
+        probe.put((begin, start, thread, "backward"))
         try:
-            return timed_backward(tensors, *args, **kwargs)
+            if probe.ranks > 1:
+                return shared(tensors, *args, **kwargs)
+            return original(tensors, *args, **kwargs)
         finally:
-            if handle is not None:
-                handle.remove()
-            if marks and probe.touched - marks[0] > _EXPOSED_S:
-                probe.write("collective", marks[0], probe.touched)
+            probe.put((end, now(), thread, "backward", start))
 
     backward.__doc__, backward.__wrapped__ = original.__doc__, original  # type: ignore[attr-defined]
-    module.backward = backward
+    module.backward = unseen(backward)
+
+
+def _showing_exposed(probe: Probe, switch: Switch, original: Function) -> Function:
+    """A backward among several ranks: the wait for gradients that no compute hides is a collective."""
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        marks: list[float] = []
+        handle = _mark_end_of_compute(switch, tensors, marks) if switch.on else None
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            ended = now()
+            if handle is not None:
+                handle.remove()
+            if marks and ended - marks[0] > _EXPOSED_S:
+                probe.put((probe.loop.span, ended, ident(), "collective", marks[0]))
+
+    return unseen(backward)
 
 
 def _mark_end_of_compute(switch: Switch, tensors: Any, marks: list[float]) -> Any:
     """Note when the engine has computed all gradients. Its callbacks run in the order they were queued and
     ours is queued first: what DistributedDataParallel waits for in its own comes after the mark."""
-    import time
-
     torch = sys.modules["torch"]
     root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
     if not isinstance(root, torch.Tensor) or not root.requires_grad:
@@ -142,7 +171,7 @@ def _mark_end_of_compute(switch: Switch, tensors: Any, marks: list[float]) -> An
     def begun(_: Any) -> None:
         try:
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: marks.append(time.monotonic()))
+            engine.queue_callback(lambda: marks.append(now()))
         except Exception as error:
             switch.fail(error)
 
@@ -153,28 +182,18 @@ def _mark_end_of_compute(switch: Switch, tensors: Any, marks: list[float]) -> An
         return None
 
 
-def _distributed() -> bool:
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    return c10d is not None and c10d.is_initialized() and c10d.get_world_size() > 1
-
-
 def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
     """Hooks common to all optimizers, before and after their step."""
-    switch = Switch(probe, "optimizer")
-    starts: list[float] = []
+    switch = Switch(probe, "forward")
+    begin, end = probe.loop.begin_optimizer, probe.loop.end_optimizer
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if switch.on:
-            try:
-                del starts[:-8]  # steps that raised never ended
-                starts.append(probe.begin_optimizer(id(optimizer)))
-            except Exception as error:
-                switch.fail(error)
+        probe.put((begin, now(), ident(), id(optimizer)))
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if switch.on and starts:
+        probe.put((end, now(), ident(), id(optimizer)))
+        if roots.settled != id(optimizer) and switch.on:
             try:
-                probe.end_optimizer(id(optimizer), starts.pop())
                 roots.stepped(optimizer)
             except Exception as error:
                 switch.fail(error)
@@ -188,51 +207,81 @@ def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
 
 def hook_collectives(probe: Probe, roots: Roots, module: Any) -> None:
     """The functions of c10d on the host, and waiting for an asynchronous one."""
-    switch = Switch(probe, "collectives")
     for name in _COLLECTIVES:
         if hasattr(module, name):
-            setattr(module, name, _collective(probe, switch, name, getattr(module, name)))
+            setattr(module, name, _collective(probe, name, getattr(module, name)))
     for name in ("init_process_group", "destroy_process_group"):
         if hasattr(module, name):
-            setattr(module, name, timed(probe, switch, "collective", getattr(module, name)))
+            setattr(module, name, _grouping(probe, module, getattr(module, name)))
     work = getattr(module, "Work", None)
     if work is not None and hasattr(work, "wait"):
-        work.wait = timed(probe, switch, "collective", work.wait)
+        work.wait = timed(probe, "collective", work.wait)
 
 
-def _collective(probe: Probe, switch: Switch, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def begin(kind: str) -> float:
-        probe.collective_seq += 1
-        probe.collective_op = name
-        return probe.begin(kind)
+def _grouping(probe: Probe, module: Any, original: Function) -> Function:
+    """A function after which there is a process group, or none any more."""
+    spanned = timed(probe, "collective", original)
 
-    return timed(probe, switch, "collective", original, begin=begin, size=_first_bytes)
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return spanned(*args, **kwargs)
+        finally:
+            with suppress(Exception):  # a group that failed to form: its own error goes on
+                probe.ranks = module.get_world_size() if module.is_initialized() else 1
+
+    return call
 
 
-def _first_bytes(*args: Any, **kwargs: Any) -> int:
-    first = args[0] if args else kwargs.get("tensor")
-    return int(getattr(first, "nbytes", 0) or 0)
+def _collective(probe: Probe, name: str, original: Function) -> Function:
+    begin, end = probe.loop.begin, probe.loop.end
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start, thread = now(), ident()
+        probe.put((begin, start, thread, "collective", name))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            probe.put((end, now(), thread, "collective", start, _first_bytes(args, kwargs)))
+
+    return unseen(call)
+
+
+def _first_bytes(args: Any, kwargs: Any) -> int:
+    with suppress(Exception):  # of a tensor-like thing that has no say on its size
+        return int(getattr(args[0] if args else kwargs.get("tensor"), "nbytes", 0))
+    return 0
 
 
 def hook_saves(probe: Probe, roots: Roots, module: Any) -> None:
     """`torch.save`, where `torch` itself and `torch.serialization` offer it."""
-    switch = Switch(probe, "torch.save")
-    module.save = timed(probe, switch, "checkpoint", module.save)
+    module.save = timed(probe, "checkpoint", module.save)
     module.serialization.save = module.save
 
 
 def hook_sharded_saves(probe: Probe, roots: Roots, module: Any) -> None:
     """Saves of torch.distributed.checkpoint; of an asynchronous one, what the loop waits for."""
-    switch = Switch(probe, "sharded saves")
     for name in ("save", "async_save", "save_state_dict"):
         if hasattr(module, name):
-            setattr(module, name, timed(probe, switch, "checkpoint", getattr(module, name)))
+            setattr(module, name, timed(probe, "checkpoint", getattr(module, name)))
 
 
 def hook_safetensors(probe: Probe, roots: Roots, module: Any) -> None:
-    switch = Switch(probe, "safetensors")
     for name in ("save_file", "save_model"):
-        setattr(module, name, timed(probe, switch, "checkpoint", getattr(module, name)))
+        setattr(module, name, timed(probe, "checkpoint", getattr(module, name)))
+
+
+def hook_exit(probe: Probe, roots: Roots, module: Any) -> None:
+    """`os._exit`, with which forked children end: what they marked last is read before."""
+    original = os._exit
+
+    @functools.wraps(original)
+    def _exit(status: int) -> Any:
+        probe.read_marks()
+        original(status)
+
+    os._exit = _exit
 
 
 def hook_exceptions(probe: Probe, roots: Roots, module: Any) -> None:
@@ -258,7 +307,7 @@ def say_exception(probe: Probe, error: BaseException) -> None:
 
 Install = Callable[[Probe, Roots, Any], None]
 HOOKS: dict[str, tuple[Install, ...]] = {
-    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions),
+    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions, hook_exit),
     "torch.autograd": (hook_backward,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),

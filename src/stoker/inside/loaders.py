@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.inside.batches import batch_bytes, tokens_of
 from stoker.inside.boot import HANDLE
+from stoker.inside.switch import ident, now
 
 T = TypeVar("T")
 
@@ -42,33 +43,33 @@ class _Timed(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        start = self._guarded(self._begin)
+        start = now()
+        self._guarded(lambda: self._begin(start))
         try:
             batch = next(self._batches)
         except BaseException as error:
-            last = isinstance(error, StopIteration)
-            self._guarded(lambda: self._probe.end_data(start, last=last))
+            ended = (now(), ident(), start, -1, 0, isinstance(error, StopIteration))
+            self._probe.put((self._probe.loop.end_data, *ended))
             raise
         self._guarded(lambda: self._end(start, batch))
         return batch
 
-    def _begin(self) -> float:
+    def _begin(self, start: float) -> None:
         evaluating = "torch" in sys.modules and self._roots.evaluating(self)
-        return float(self._probe.begin_data(evaluating=evaluating))
+        self._probe.put((self._probe.loop.begin_data, start, ident(), evaluating))
 
     def _end(self, start: float, batch: T) -> None:
-        self._probe.end_data(start, tokens=tokens_of(batch))
+        self._probe.put((self._probe.loop.end_data, now(), ident(), start, tokens_of(batch)))
         if not self._probe.meta.get("loader"):
             self._probe.tell(loader={"kind": self._kind, "batch_bytes": batch_bytes(batch)})
 
-    def _guarded(self, part: Callable[[], Any]) -> Any:
+    def _guarded(self, part: Callable[[], None]) -> None:
         """What fails of ours is switched off; the loop goes on."""
         if self._switch.on:
             try:
-                return part()
+                part()
             except Exception as error:
                 self._switch.fail(error)
-        return 0.0
 
 
 def attach(loader: Iterable[T]) -> Attached[T]:

@@ -1,8 +1,8 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
-It wakes twenty times a second and mostly finds the loop inside a span. Only when the loop has been outside
-every span for longer than GAP_S does it look at the loop's frames, and only when no span has ended for HANG_S
-at everybody's.
+It wakes twenty times a second, later five times, reads the marks that the hooks have put, and mostly finds
+the loop inside a span. Only when the loop has been outside every span for longer than GAP_S does it look at
+the loop's frames, and only when no span has ended for HANG_S at everybody's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from stoker.inside.switch import Switch
 from stoker.runs.files import Rows
 
 if TYPE_CHECKING:
+    from stoker.inside.loop import Loop
     from stoker.inside.probe import Probe
 
 TICK_S = 0.05
+CALM_TICK_S = 0.2  # after CALM_S: a loop's gaps are known by then, and to wake costs more than to read
+CALM_S = 30.0
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0
@@ -39,7 +42,7 @@ class Stalls:
 
     def __init__(self, probe: Probe, memory: Path) -> None:
         self._probe, self._memory = probe, Rows(memory)
-        self._over = threading.Event()
+        self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-watch", daemon=True)
         self._stacks_left = _STACKS
         self._gap_told = self._hang_told = self._hang_began = 0.0
@@ -49,14 +52,17 @@ class Stalls:
         self._thread.start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._over = True
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2)
         self._memory.close()
 
     def _run(self) -> None:
         looks = [self._gap, self._hang, self._allocator]
-        while not self._over.wait(TICK_S):
+        calm = time.monotonic() + CALM_S
+        while not self._over:
+            time.sleep(TICK_S if time.monotonic() < calm else CALM_TICK_S)
+            self._probe.read_marks()
             now = time.monotonic()
             for look in list(looks):
                 try:
@@ -67,33 +73,34 @@ class Stalls:
 
     def _gap(self, now: float) -> None:
         """The loop is in no span: name the frame it is in, once a gap and again while it doubles."""
-        probe = self._probe
-        gap_s = now - probe.touched
-        if probe.open or not probe.number or gap_s < GAP_S or not self._stacks_left:
+        probe, loop = self._probe, self._probe.loop
+        gap_s = now - loop.touched
+        if loop.open or not loop.number or gap_s < GAP_S or not self._stacks_left:
             self._gap_told = 0.0
             return
         if gap_s < 2 * self._gap_told:
             return
-        frames = frames_of(probe.loop)
-        if frames and not probe.open:  # it may have gone on meanwhile
+        frames = frames_of(loop.thread)
+        probe.read_marks()
+        if frames and not loop.open and now - loop.touched >= GAP_S:  # it may have gone on meanwhile
             self._gap_told = gap_s
             self._stacks_left -= 1
             probe.events.say("stack", top_user_frame(frames), seconds=gap_s, frames=frames)
 
     def _hang(self, now: float) -> None:
-        probe = self._probe
-        silent_s = now - probe.touched
+        probe, loop = self._probe, self._probe.loop
+        silent_s = now - loop.touched
         if silent_s < HANG_S:
             if self._hang_told:
-                probe.events.say("hang over", "", seconds=probe.touched - self._hang_began)
+                probe.events.say("hang over", "", seconds=loop.touched - self._hang_began)
             self._hang_told = 0.0
         elif not self._hang_told or now - self._hang_told > SAY_AGAIN_S:
-            self._hang_told, self._hang_began = now, probe.touched
-            inside = probe.open[-1][0] if probe.open else ""
-            probe.events.say("hang", _hang_text(probe, inside), **self._hang_facts(silent_s, inside))
+            self._hang_told, self._hang_began = now, loop.touched
+            inside = loop.open[-1] if loop.open else ""
+            probe.events.say("hang", _hang_text(loop, inside), **self._hang_facts(silent_s, inside))
 
     def _hang_facts(self, silent_s: float, inside: str) -> dict[str, Any]:
-        probe = self._probe
+        loop = self._probe.loop
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         mine = threading.get_ident()
         stacks = {
@@ -105,9 +112,9 @@ class Stalls:
             "seconds": silent_s,
             "inside": inside,
             "stacks": stacks,
-            "collective_seq": probe.collective_seq,
-            "collective_op": probe.collective_op,
-            "in_collective": probe.inside("collective"),
+            "collective_seq": loop.collective_seq,
+            "collective_op": loop.collective_op,
+            "in_collective": "collective" in loop.open,
             "flight": flight(),
         }
 
@@ -155,8 +162,8 @@ def flight() -> dict[str, Any]:
     return found
 
 
-def _hang_text(probe: Probe, inside: str) -> str:
-    frames = frames_of(probe.loop)
+def _hang_text(loop: Loop, inside: str) -> str:
+    frames = frames_of(loop.thread)
     where = top_user_frame(frames) if frames else "its thread has ended"
     return f"{inside or 'outside every span'}: {where}"
 

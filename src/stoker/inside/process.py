@@ -1,0 +1,52 @@
+"""This process: when it began, what it is called in the run, whether it is a loader's worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from stoker.runs.files import Clock, node_name, process_key
+from stoker.world import World
+
+
+def began() -> float:
+    """When this process began, on the monotonic clock."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    # Counted from boot; the monotonic clock leaves out the time the machine was suspended.
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)
+
+
+def own_key() -> str:
+    return process_key(node_name(), os.getpid())
+
+
+def is_loader_worker() -> bool:
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+def world() -> World:
+    try:
+        return World.from_environ()
+    except Exception:  # a launcher's odd variables are not ours to judge here
+        return World()
+
+
+def identity(world: World) -> dict[str, Any]:
+    """What the meta file of this process begins with."""
+    return {
+        "key": own_key(),
+        "pid": os.getpid(),
+        "node": node_name(),
+        "rank": world.rank,
+        "world": world.size,
+        "began": time.time(),
+        "clock": Clock.here().as_dict(),
+        "python": sys.version.split()[0],
+        "argv": sys.argv[:50],
+        "nccl_env": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
+    }

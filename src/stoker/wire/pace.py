@@ -19,6 +19,9 @@ LEAST_RANGE_BYTES = 4 << 20
 MOST_RANGE_BYTES = 32 << 20
 RANGE_S = 0.5  # a request that lasts half a second makes its own latency (30 ms) small
 
+MOST_SMALL_LANES = 8
+SMALL_AT_ONCE = 64  # requests for small files under way; more of them meet SlowDown on one prefix of a store
+
 _WINDOW_S = 0.25
 _GROWTH = 1.05
 _HOLD_S = 5.0
@@ -42,12 +45,15 @@ class Pace:
         self._opened = now
         self._hold_until = self._slowed = now - _CALM_S
 
-    def landed(self, count: int, *, now: float) -> None:
-        """So many bytes have arrived."""
+    def landed(self, count: int, *, now: float) -> bool:
+        """So many bytes have arrived; whether more lanes may work now."""
         self._bytes += count
-        if now - self._opened >= _WINDOW_S:
-            self._judge(self._bytes / (now - self._opened), now)
-            self._bytes, self._opened = 0, now
+        if now - self._opened < _WINDOW_S:
+            return False
+        before = self.lanes
+        self._judge(self._bytes / (now - self._opened), now)
+        self._bytes, self._opened = 0, now
+        return self.lanes > before
 
     def slow_down(self, *, now: float) -> None:
         """A request was refused for being one too many, or timed out."""
@@ -75,6 +81,23 @@ class Pace:
         else:
             self.lanes, self._best = self._before, 0.0
             self._hold_until = now + _HOLD_S
+
+
+@dataclass(kw_only=True, slots=True)
+class Company:
+    """How many lanes bring small files. From a store next door one: two would only take turns in one
+    interpreter (on two cores 4,000 x 64 KiB took 1.0 s with one lane, 1.3 s with two, 1.5 s with four). From
+    afar as many as help to wait, and to connect."""
+
+    lanes: int = 0
+
+    def wants_more(self, *, near: bool) -> bool:
+        return self.lanes < (1 if near else MOST_SMALL_LANES)
+
+    @property
+    def depth(self) -> int:
+        """How many requests each lane should have under way."""
+        return SMALL_AT_ONCE // max(1, self.lanes)
 
 
 @dataclass(kw_only=True, slots=True)

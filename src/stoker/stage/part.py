@@ -48,6 +48,7 @@ class Part:
         self._first = _first_slices(unit)
         self.sizes = [size for file in unit.files for size in _slice_sizes(file)]
         self.landed = [0] * len(self.sizes)  # of each slice, from its start
+        self.digests = [0] * len(self.sizes)  # the xxh3 of what has landed
         self._published = [False] * len(unit.files)
         folder.mkdir(parents=True, exist_ok=True)
         self._adopt_own()
@@ -58,8 +59,8 @@ class Part:
         """Keep what lies here already, if it is this unit's."""
         if not is_part_of(self.folder, self.unit):
             return
-        for _, slice_number, data in _sound_slices(self.folder, self.unit, self._homes):
-            self.landed[slice_number] = len(data)
+        for _, slice_number, data, digest in _sound_slices(self.folder, self.unit, self._homes):
+            self.landed[slice_number], self.digests[slice_number] = len(data), digest
         for number in range(len(self.unit.files)):
             moved = not (self.folder / str(number)).exists() and os.path.exists(self._homes[number])
             if moved and self.unit.files[number].bytes and not self.missing(number):
@@ -71,7 +72,7 @@ class Part:
     def copy_from(self, other: Path) -> None:
         """Take over what has landed in another's folder, who may still be writing to it."""
         mine = handle = -1
-        for number, slice_number, data in _sound_slices(other, self.unit, self._homes):
+        for number, slice_number, data, digest in _sound_slices(other, self.unit, self._homes):
             if self.landed[slice_number] >= len(data):
                 continue
             if number != mine:
@@ -79,7 +80,7 @@ class Part:
                 mine, handle = number, self.open(number)
             offset = (slice_number - self._first[number]) * SLICE_BYTES
             write_all(handle, data, offset)
-            self.note(slice_number, len(data), xxhash.xxh3_64_intdigest(data))
+            self.note(slice_number, len(data), digest)
         _close(handle)
 
     def missing(self, number: int) -> list[tuple[int, int]]:
@@ -112,7 +113,16 @@ class Part:
 
     def forget(self, number: int) -> None:
         """Trust nothing of this file: it will be fetched from its first byte."""
+        self._published[number] = False
         for slice_number in self.slices(number):
+            self.note(slice_number, 0, 0)
+
+    def reject(self, number: int, slice_number: int) -> None:
+        """This slice is not what it should be. Of a file that has its name already none is: it will be
+        replaced as a whole."""
+        if self._published[number]:
+            self.forget(number)
+        else:
             self.note(slice_number, 0, 0)
 
     def sync(self) -> None:
@@ -167,7 +177,7 @@ class Part:
     def note(self, slice_number: int, landed: int, digest: int) -> None:
         """The first bytes of a slice are on their place. Any thread, one per slice."""
         os.pwrite(self._map, _ENTRY.pack(landed, digest), self._entries_at + slice_number * _ENTRY.size)
-        self.landed[slice_number] = landed
+        self.landed[slice_number], self.digests[slice_number] = landed, digest
 
     def _write_header(self) -> int:
         header = _header(self.unit)
@@ -210,8 +220,8 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
-def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[int, int, bytes]]:
-    """The slices of a part whose bytes are what its map says: file, slice, bytes. A file that is
+def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[int, int, bytes, int]]:
+    """The slices of a part whose bytes are what its map says: file, slice, bytes, xxh3. A file that is
     gone from here may have been published just before its owner died: then it lies at home."""
     if not is_part_of(folder, unit):
         return
@@ -228,7 +238,7 @@ def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[
                     continue
                 data = os.pread(file.fileno(), landed, begin)
                 if xxhash.xxh3_64_intdigest(data) == digest:
-                    yield number, slice_number, data
+                    yield number, slice_number, data, digest
 
 
 def _header(unit: Unit) -> bytes:

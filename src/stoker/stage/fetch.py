@@ -71,6 +71,7 @@ class Fetcher:
             with suppress(LeaseLostError), lease:  # lost: another goes on, and we wait for its file
                 if anew() or not self.shelf.holds(unit):
                     _Fetch(self, unit, lease, on_bytes, ahead).run()
+                return
 
     def stop(self) -> None:
         """Make every `bring` end soon, with Stopped."""

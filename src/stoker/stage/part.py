@@ -100,16 +100,16 @@ class Part:
     def put(self, number: int, data: memoryview) -> None:
         """A whole small file, out of one hand."""
         file = self.unit.files[number]
-        check(file, len(data), digest_of(data, file.digest) if file.digest else "")
+        pieces = [data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES)]
+        digests = [xxhash.xxh3_64_intdigest(piece) for piece in pieces]
+        check(file, len(data), _digest(data, file.digest, digests))
         handle = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             write_all(handle, data, 0)
         finally:
             os.close(handle)
-        for slice_number in self.slices(number):
-            at = (slice_number - self._first[number]) * SLICE_BYTES
-            piece = data[at : at + SLICE_BYTES]
-            self.note(slice_number, len(piece), xxhash.xxh3_64_intdigest(piece))
+        for slice_number, piece, digest in zip(self.slices(number), pieces, digests, strict=True):
+            self.note(slice_number, len(piece), digest)
 
     def forget(self, number: int) -> None:
         """Trust nothing of this file: it will be fetched from its first byte."""
@@ -265,6 +265,13 @@ def _first_slices(unit: Unit) -> list[int]:
 def _slice_sizes(file: RemoteFile) -> list[int]:
     whole, rest = divmod(file.bytes, SLICE_BYTES)
     return [SLICE_BYTES] * whole + [rest] * (rest > 0)
+
+
+def _digest(data: memoryview, like: str, slices: list[int]) -> str:
+    """The digest of a whole file, as it is named in `like`; of one slice the xxh3 is known already."""
+    if len(slices) == 1 and like.startswith("xxh3:"):
+        return f"xxh3:{slices[0]:016x}"
+    return digest_of(data, like) if like else ""
 
 
 def check(file: RemoteFile, size: int, digest: str) -> None:

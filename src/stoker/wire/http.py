@@ -134,6 +134,8 @@ class Connection:
         body = self._body
         if not body.left and not self._next_chunk():
             return 0
+        if self._is_tcp and body.left <= len(view):
+            self._hurry()
         count = self._receive(view[: body.left])
         if body.until_close:
             body.left = body.left if count else 0

@@ -169,7 +169,7 @@ def test_small_files_from_next_door_come_over_one_lane() -> None:
 def test_a_second_lane_for_small_files_stays_if_it_is_quicker(gain: float, wanted: bool) -> None:
     company = Company()
     company.lanes = 1
-    now = bring(company, rate=1e8, seconds=0.15, start=0.0)
+    now = bring(company, rate=1e8, seconds=0.25, start=0.0)
     assert company.wants_more(near=True)  # a trial
     bring(company, rate=gain * 1e8, seconds=0.5, start=now)
     assert company.wants_more(near=True) == wanted

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,9 @@ class Part:
         self.landed = [0] * len(self.sizes)  # of each slice, from its start
         self.digests = [0] * len(self.sizes)  # the xxh3 of what has landed
         self._published = [False] * len(unit.files)
+        self._unsaid: list[int] = []  # slices of small files that have landed and are not in the map yet
+        self._unsaid_bytes = 0
+        self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         self._adopt_own()
         self._map = os.open(folder / "map", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -108,8 +112,13 @@ class Part:
             write_all(handle, data, 0)
         finally:
             os.close(handle)
-        for slice_number, piece, digest in zip(self.slices(number), pieces, digests, strict=True):
-            self.note(slice_number, len(piece), digest)
+        with self._lock:
+            for slice_number, piece, digest in zip(self.slices(number), pieces, digests, strict=True):
+                self.landed[slice_number], self.digests[slice_number] = len(piece), digest
+                self._unsaid.append(slice_number)
+                self._unsaid_bytes += len(piece)
+            if self._unsaid_bytes >= SLICE_BYTES:
+                self._say()
 
     def forget(self, number: int) -> None:
         """Trust nothing of this file: it will be fetched from its first byte."""
@@ -151,6 +160,8 @@ class Part:
 
     def close(self) -> None:
         """Close the map; safe twice."""
+        if self._map >= 0:
+            self._say()
         _close(self._map)
         self._map = -1
 
@@ -178,6 +189,15 @@ class Part:
         """The first bytes of a slice are on their place. Any thread, one per slice."""
         os.pwrite(self._map, _ENTRY.pack(landed, digest), self._entries_at + slice_number * _ENTRY.size)
         self.landed[slice_number], self.digests[slice_number] = landed, digest
+
+    def _say(self) -> None:
+        """Small files that have landed, into the map: a write for all since the last. A kill costs these."""
+        if self._unsaid:
+            first, last = min(self._unsaid), max(self._unsaid) + 1
+            noted = zip(self.landed[first:last], self.digests[first:last], strict=True)
+            entries = b"".join(_ENTRY.pack(landed, digest) for landed, digest in noted)
+            os.pwrite(self._map, entries, self._entries_at + first * _ENTRY.size)
+            self._unsaid, self._unsaid_bytes = [], 0
 
     def _write_header(self) -> int:
         header = _header(self.unit)

@@ -25,6 +25,7 @@ SMALL_AT_ONCE = 64  # requests for small files under way; more of them meet Slow
 
 _WINDOW_S = 0.25
 _TRIAL_S = 0.1  # some 600 small files
+_SECOND_LANE = 1.15  # times as quick, or it is not worth its CPU
 _GROWTH = 1.05
 _HOLD_S = 5.0
 _CALM_S = 1.0  # many requests are refused together: that is one reason to slow down
@@ -94,7 +95,7 @@ class Company:
     def __init__(self) -> None:
         self.lanes = 0  # at work
         self._near = 1  # wanted, from next door
-        self._alone = 0.0  # bytes a second that one lane brought
+        self._alone = -1.0  # bytes a second that one lane brought; below 0 while connections are made
         self._bytes = 0
         self._opened: float | None = None
 
@@ -113,10 +114,12 @@ class Company:
         if now - opened < _TRIAL_S:
             return False
         rate, self._bytes, self._opened = self._bytes / (now - opened), 0, now
-        if not self._alone:
+        if self._alone < 0:
+            self._alone = 0.0
+        elif not self._alone:
             self._alone, self._near = rate, _MOST_NEAR
             return True
-        if self._near == _MOST_NEAR and rate < self._alone * _GROWTH:
+        elif self._near == _MOST_NEAR and rate < self._alone * _SECOND_LANE:
             self._near = 1
         return False
 

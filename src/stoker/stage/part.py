@@ -34,6 +34,10 @@ from stoker.wire.origin import RemoteFile
 SLICE_BYTES = 1 << 20
 
 _SYNC_EACH = 16
+# At once: staging 2 GiB to ext4 took 4.4 s of CPU in writes of 1 MiB, 1.8 s in these, 2.0 s in 64 KiB. The
+# difference is spent copying into the page cache; likely the large folios that large writes get are memory
+# which the virtual machine has to ask back from its host.
+_WRITE_BYTES = 256 << 10
 _ENTRY = struct.Struct("<QQ")  # bytes landed from the start of the slice, and their xxh3
 
 
@@ -307,7 +311,7 @@ def check(file: RemoteFile, size: int, digest: str) -> None:
 def write_all(handle: int, data: memoryview | bytes, offset: int) -> None:
     view = memoryview(data)
     while len(view):
-        wrote = os.pwrite(handle, view, offset)
+        wrote = os.pwrite(handle, view[:_WRITE_BYTES], offset)
         view, offset = view[wrote:], offset + wrote
 
 

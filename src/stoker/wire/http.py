@@ -211,8 +211,8 @@ class Connection:
 
     def _hurry(self) -> None:
         """Acknowledge at once what comes now. Else our kernel keeps that back for up to 40 ms, and a
-        server may send the end of its answer only then (seen with BBR over loopback: 4,000 x 64 KiB took 0.7 s
-        instead of 0.2 s). The kernel forgets the wish by and by."""
+        server may send the end of its answer only then. Seen with BBR over loopback: 4,000 x 64 KiB took
+        0.7 s instead of 0.2 s. The kernel forgets the wish by and by."""
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         except OSError:  # it is closed: the read will say so

@@ -27,6 +27,7 @@ class Fault:
     body: bytes = b""
     cut_after: int | None = None  # bytes of the body, then the connection is reset
     silent_after: int | None = None  # bytes of the body, then nothing more comes
+    flip_at: int | None = None  # this byte of the body is changed
     drop: tuple[str, ...] = ()  # headers of the request that the server does not see
     hide: tuple[str, ...] = ()  # headers of the answer that the client does not see
     before: Callable[[], None] = field(default=lambda: None)  # done when the request has come
@@ -129,7 +130,7 @@ class FaultyProxy:
         while sent < stop:
             data = bytes(ahead) or server.recv(min(1 << 16, left - sent))
             ahead.clear()
-            client.sendall(data[: stop - sent])
+            client.sendall(_flipped(data, fault.flip_at, sent)[: stop - sent])
             sent += len(data)
         self.sent.append(min(sent, stop))
         if fault.silent_after is not None:
@@ -186,6 +187,11 @@ def _header(head: str, name: str) -> str:
 def _without(head: str, names: tuple[str, ...]) -> str:
     lines = head.split("\r\n")
     return "\r\n".join(line for line in lines if line.partition(":")[0].lower() not in names)
+
+
+def _flipped(data: bytes, flip_at: int | None, sent: int) -> bytes:
+    at = -1 if flip_at is None else flip_at - sent
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if 0 <= at < len(data) else data
 
 
 def _with(head: str, line: str) -> str:

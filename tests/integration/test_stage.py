@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faults import Fault, faulty
 from s3_server import S3Server, serve
 from test_origins import COMMIT, HUB_FILES, LARGE, TOKEN, hub_server
 from web_server import WebServer, serve_folder, write_noise
@@ -178,6 +179,24 @@ def test_an_object_that_is_not_what_its_manifest_says_never_shows(
             near.local_path(victim.name)
         assert not (near.folder / victim.name).exists()
     assert books(tmp_path / "c") == []
+
+
+def test_a_block_that_was_damaged_on_the_way_is_fetched_again_alone(web: WebServer, tmp_path: Path) -> None:
+    write_noise(web.root / "flipped", shards=1, shard_bytes=24 << 20)
+    (shard,) = (web.root / "flipped").glob("*.bin")
+    asked: list[int] = []
+
+    def first_of_shard(number: int, head: str) -> Fault | None:
+        if shard.name in head and not asked:
+            asked.append(number)
+            return Fault(flip_at=12345)
+        return None
+
+    with faulty(web.url, first_of_shard) as proxy, stoker.Cache(tmp_path / "c") as cache:
+        near = cache.at(f"{proxy.endpoint}/flipped")
+        assert near.local_path(shard.name).read_bytes() == shard.read_bytes()
+    assert sum(count for count in proxy.sent if count >= 1 << 20) == (24 << 20) + (1 << 20)
+    shutil.rmtree(web.root / "flipped")
 
 
 @contextmanager

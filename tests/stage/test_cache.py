@@ -278,6 +278,13 @@ def test_the_page_cache_can_be_asked(origin, near_of):
     assert near_of(origin, preload="page-cache").local_path("big-0").exists()
 
 
+def test_a_lease_that_is_just_being_made_is_no_pin(origin, tmp_path, snapshot):
+    making = tmp_path / "cache/.stoker/pins/1-00000000.lease.0123456789abcdef.new"
+    making.mkdir(parents=True)
+    assert snapshot(stoker.fetch(str(origin), cache=tmp_path / "cache")) == snapshot(origin)
+    assert making.exists()
+
+
 def test_an_unknown_preload_is_said(tmp_path):
     with pytest.raises(UsageError, match="preload='ram'"):
         stoker.Cache(tmp_path, preload="ram")

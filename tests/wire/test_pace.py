@@ -13,6 +13,7 @@ from stoker.wire.pace import (
     SLICE_BYTES,
     START_LANES,
     Bucket,
+    Company,
     Pace,
     backoff_s,
 )
@@ -145,3 +146,30 @@ def test_waiting_is_bounded_and_never_nothing(tries: int, luck: float) -> None:
 def test_waiting_grows_with_failures() -> None:
     waits = [backoff_s(tries, luck=0.5) for tries in range(6)]
     assert waits == sorted(waits)
+
+
+def bring(company: Company, *, rate: float, seconds: float, start: float) -> float:
+    """So many bytes a second, in steps of 10 ms; the time at the end."""
+    now = start
+    for _ in range(round(seconds / 0.01)):
+        now += 0.01
+        company.landed(int(rate * 0.01), now=now)
+    return now
+
+
+def test_small_files_from_next_door_come_over_one_lane() -> None:
+    company = Company()
+    assert company.wants_more(near=True)
+    company.lanes = 1
+    assert not company.wants_more(near=True)
+    assert company.wants_more(near=False)
+
+
+@pytest.mark.parametrize(("gain", "wanted"), [(0.8, False), (1.5, True)])
+def test_a_second_lane_for_small_files_stays_if_it_is_quicker(gain: float, wanted: bool) -> None:
+    company = Company()
+    company.lanes = 1
+    now = bring(company, rate=1e8, seconds=0.25, start=0.0)
+    assert company.wants_more(near=True)  # a trial
+    bring(company, rate=gain * 1e8, seconds=0.5, start=now)
+    assert company.wants_more(near=True) == wanted

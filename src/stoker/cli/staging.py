@@ -7,20 +7,14 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as Bars
+from typing import TYPE_CHECKING
 
 from stoker.formats.sizes import say_size
 from stoker.stage.plan import Unit
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 _LINE_EVERY_S = 5.0
 
@@ -29,8 +23,7 @@ class StageProgress:
     """A watcher of `stage`; called from several threads."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._bars = _bars(console) if console.is_terminal else None
+        self._bars = _bars() if sys.stderr.isatty() else None
         self._lock = threading.Lock()
         self._total: TaskID | None = None
         self._rows: dict[str, TaskID] = {}
@@ -109,8 +102,21 @@ class StageProgress:
             print(text, file=sys.stderr, flush=True)
 
 
-def _bars(console: Console) -> Bars:
-    return Bars(
+def _bars() -> Bars | None:
+    from rich.console import Console  # 30 ms, and a log has no bars
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:  # a terminal that cannot draw
+        return None
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         DownloadColumn(),

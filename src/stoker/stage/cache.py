@@ -137,6 +137,7 @@ class Cache:
                 with self._lock:
                     del self._coming[unit.key]
                 mine.set_result(None)
+            return
 
     def place(self, unit: Unit, name: str) -> Path:
         """Where to read a file that lies here: in memory where preloading was asked for and it fits."""

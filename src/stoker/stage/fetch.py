@@ -71,6 +71,7 @@ class Fetcher:
             with suppress(LeaseLostError), lease:  # lost: another goes on, and we wait for its file
                 if anew() or not self.shelf.holds(unit):
                     _Fetch(self, unit, lease, on_bytes, ahead).run()
+                return
 
     def stop(self) -> None:
         """Make every `bring` end soon, with Stopped."""
@@ -142,11 +143,12 @@ class _Fetch:
                 else:
                     self._fetch_large(part)
                 return
-            except BadShardError:  # damaged on the way: once more, from the first byte
+            except BadShardError:  # damaged on the way: once more
                 if attempt == 2:
                     raise
-                for number in range(len(self._unit.files)):
-                    part.forget(number)
+                if not self._unit.blocks:  # with them the landing knows which slices are wrong
+                    for number in range(len(self._unit.files)):
+                        part.forget(number)
 
     def _fetch_large(self, part: Part) -> None:
         (file,) = self._unit.files

@@ -1,9 +1,14 @@
-"""Where a large file lands: every slice written, noted in the map, followed by the file's digest."""
+"""Where a large file lands: every slice hashed, written and noted in the map.
+
+Where the digest of each slice is known beforehand (a dataset's blocks) it is checked as it comes, and a wrong
+one stays missing. Else the digest of the whole file follows the slices.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +20,7 @@ import xxhash
 from stoker.errors import BadShardError
 from stoker.stage.digest import Follower
 from stoker.stage.part import SLICE_BYTES, Part, check, write_all
+from stoker.wire.origin import RemoteFile
 
 _WRITE_BACK_BYTES = 8 << 20  # asked of the disk at a time, so that the final sync finds little to do
 _SYNC_FILE_RANGE_WRITE = 2
@@ -46,38 +52,38 @@ class Landing:
         self._early: dict[int, list[tuple[int, int]]] = {}  # pieces that came before the one before them
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._front, self._end = self._first, part.slices(number).stop  # landed whole up to the front
-        digest = self._file.digest
-        self._follower = Follower(handle, self._file.bytes, like=digest) if digest else None
+        self._blocks = _block_digests(part.unit.blocks, len(part.slices(number)))
+        self._reject_adopted()
+        follows = self._file.digest and not self._blocks
+        self._follower = Follower(handle, self._file.bytes, like=self._file.digest) if follows else None
         self._advance()
 
     def write(self, offset: int, data: memoryview) -> None:
+        index, start = divmod(offset, SLICE_BYTES)
+        slice_number = self._first + index
+        size = self._part.sizes[slice_number]
+        whole = len(data) == size
+        digest = xxhash.xxh3_64_intdigest(data) if whole else 0
+        if whole and not self._is_sound(index, digest):
+            return  # it stays missing
         # The kernel lets one writer into a file at a time, and the others spin for their turn: on ext4 and 2
         # cores that took twice the CPU and half of the speed.
         with self._writing:
             write_all(self._handle, data, offset)
         if self._follower:
             self._follower.offer(offset, data)
-        index, start = divmod(offset, SLICE_BYTES)
-        slice_number = self._first + index
-        size = self._part.sizes[slice_number]
-        if len(data) == size:
-            self._part.note(slice_number, size, xxhash.xxh3_64_intdigest(data))
+        if whole:
+            self._part.note(slice_number, size, digest)
         else:
             with self._lock:
                 self._add(slice_number, start, data)
         if self._part.landed[slice_number] == size:
-            self._advance()
-            if (index + 1) * SLICE_BYTES % _WRITE_BACK_BYTES == 0:
-                _write_back(self._handle, index * SLICE_BYTES + SLICE_BYTES - _WRITE_BACK_BYTES)
+            self._complete(index)
 
     def finish(self) -> None:
         """Check the whole file and bring it to the disk."""
-        missing = self._part.missing(self._number)
-        if missing:
-            raise BadShardError(
-                f"{self._file.url} did not arrive whole: {len(missing)} stretches are missing",
-                hint="run the same command again",
-            )
+        if missing := self._part.missing(self._number):
+            raise _not_whole(self._file, missing)
         found = self._follower.digest() if self._follower else ""
         check(self._file, self._file.bytes, found)
         os.fdatasync(self._handle)
@@ -102,6 +108,29 @@ class Landing:
         self._running[slice_number] = running
         self._part.note(slice_number, landed, running.intdigest())
 
+    def _complete(self, index: int) -> None:
+        slice_number = self._first + index
+        self._running.pop(slice_number, None)
+        self._early.pop(slice_number, None)
+        if not self._is_sound(index, self._part.digests[slice_number]):
+            self._part.reject(self._number, slice_number)
+            return
+        if self._follower:
+            self._advance()
+        if (index + 1) * SLICE_BYTES % _WRITE_BACK_BYTES == 0:
+            _write_back(self._handle, index * SLICE_BYTES + SLICE_BYTES - _WRITE_BACK_BYTES)
+
+    def _is_sound(self, index: int, digest: int) -> bool:
+        return not self._blocks or self._blocks[index] == digest
+
+    def _reject_adopted(self) -> None:
+        """What an earlier owner left is what he noted. Whether that is what it should be is seen here."""
+        landed, sizes = self._part.landed, self._part.sizes
+        for index, slice_number in enumerate(self._part.slices(self._number)):
+            whole = landed[slice_number] == sizes[slice_number]
+            if whole and not self._is_sound(index, self._part.digests[slice_number]):
+                self._part.reject(self._number, slice_number)
+
     def _rehash(self, slice_number: int, landed: int) -> xxhash.xxh3_64:
         return xxhash.xxh3_64(self._read(slice_number, 0, landed))
 
@@ -112,10 +141,24 @@ class Landing:
         with self._lock:
             landed, sizes = self._part.landed, self._part.sizes
             while self._front < self._end and landed[self._front] == sizes[self._front]:
-                self._running.pop(self._front, None)
                 self._front += 1
             if self._follower:
                 self._follower.advance(min((self._front - self._first) * SLICE_BYTES, self._file.bytes))
+
+
+def _block_digests(blocks: bytes, slices: int) -> tuple[int, ...]:
+    """What each slice must hash to; nothing if that is not known of every one."""
+    return struct.unpack(f"<{slices}Q", blocks) if len(blocks) == 8 * slices else ()
+
+
+def _not_whole(file: RemoteFile, missing: list[tuple[int, int]]) -> BadShardError:
+    at = ", ".join(f"{start:,} to {stop:,}" for start, stop in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return BadShardError(
+        f"{file.url} arrived as other bytes than its manifest says, from {at}{more}",
+        hint="they were damaged on the way or at the origin: run the same command again, or check the origin "
+        "with `stoker prepare verify`",
+    )
 
 
 def _write_back(handle: int, offset: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StokerError
+from stoker.stage.blocks import Blocks, has_blocks
 from stoker.stage.digest import is_sound
-from stoker.stage.plan import Unit, in_order
+from stoker.stage.plan import BLOCKS, FIRST, Unit, in_order
 from stoker.stage.prefetch import AT_ONCE, Prefetcher
 from stoker.wire.origin import Collection
 
@@ -30,7 +32,8 @@ class Near:
         self._asked: set[str] = set()
         self._ahead: set[str] = set()  # units brought before they were asked for
         self._prefetcher: Prefetcher | None = None
-        self._lock = threading.Lock()
+        self._blocks: Blocks | None = None
+        self._lock, self._reading_blocks = threading.Lock(), threading.Lock()
 
     @property
     def open_files(self) -> int:
@@ -48,7 +51,7 @@ class Near:
         self._ahead.discard(unit.key)
         self.cache.pins.add(unit.key)  # pinned first, looked for second: see Room
         try:
-            self.cache.bring(unit)
+            self.cache.bring(self.vouched(unit))
             self.cache.shelf.touch(unit.key)
             path = self.cache.place(unit, name)
         except BaseException:
@@ -58,6 +61,16 @@ class Near:
             if name in self._held:  # another thread was quicker, and its pin is enough
                 self.cache.pins.drop(unit.key)
             return self._held.setdefault(name, path)
+
+    def vouched(self, unit: Unit) -> Unit:
+        """The unit, with the digests of its slices where there are such: these are brought first then."""
+        name = unit.files[0].name
+        if unit.is_bundle or name in FIRST or not has_blocks(self.collection) or self.cache.shelf.holds(unit):
+            return unit
+        with self._reading_blocks:
+            if self._blocks is None:
+                self._blocks = Blocks(self.collection, self.local_path(BLOCKS))
+        return replace(unit, blocks=self._blocks.of(name))
 
     def release(self, name: str) -> None:
         """This process does not read the file any more: it may be evicted."""
@@ -85,7 +98,7 @@ class Near:
         self._prefetcher.follow(units)
 
     def _bring_ahead(self, unit: Unit) -> None:
-        self.cache.bring(unit, ahead=frozenset(self._ahead))
+        self.cache.bring(self.vouched(unit), ahead=frozenset(self._ahead))
         if unit.key not in self._asked:
             self._ahead.add(unit.key)
 
@@ -97,7 +110,7 @@ class Near:
             self._held[name] = path
             file = next(file for file in unit.files if file.name == name)
             damaged = 0 if is_sound(path, file.digest) else _inode(path)
-        self.cache.bring(unit, anew=lambda: _inode(path) == damaged)
+        self.cache.bring(self.vouched(unit), anew=lambda: _inode(path) == damaged)
 
     def close(self) -> None:
         """End prefetching and let go of every file; safe twice. The cache must have been told to stop if

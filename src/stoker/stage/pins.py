@@ -71,7 +71,7 @@ class PinView:
         """Who holds each pinned unit. The pins of the dead are removed on the way."""
         found: dict[str, tuple[str, ...]] = {}
         self.is_sure = True
-        for name in sorted({name.removesuffix(".lease") for name in os.listdir(self._folder)}):
+        for name in self._names():
             path = self._folder / name
             claim = self._claims.setdefault(
                 name, Claim(_lease_of(path), ttl_s=self._ttl_s, purpose="clearing pins")
@@ -86,6 +86,11 @@ class PinView:
             for key in _pinned_in(path):
                 found[key] = (*found.get(key, ()), str(owner or f"the owner of {path}"))
         return found
+
+    def _names(self) -> list[str]:
+        """Of pins and their leases; not of a lease that somebody is just making, `NAME.lease.TOKEN.new`."""
+        names = (name.removesuffix(".lease") for name in os.listdir(self._folder))
+        return sorted({name for name in names if ".lease." not in name})
 
 
 def _is_near(owner: Owner) -> bool:

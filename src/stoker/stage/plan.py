@@ -7,10 +7,11 @@ folder cuts the same work into the same pieces.
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Collection as Names
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import xxhash
@@ -25,7 +26,8 @@ BUNDLE_FILES = 1024
 NAME_BYTES = 255  # what Linux filesystems allow for one name
 
 # What a reader needs before anything else: alone in a unit, so that it waits for nothing else.
-_FIRST = ("manifest.json", "blocks.xxh3")
+BLOCKS = "blocks.xxh3"
+FIRST = ("manifest.json", BLOCKS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,8 @@ class Unit:
     key: str
     folder: str
     files: tuple[RemoteFile, ...]
+    # of a large file: the xxh3 of each of its slices, 8 bytes each, where its origin tells them; see `blocks`
+    blocks: builtins.bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def bytes(self) -> int:
@@ -63,12 +67,9 @@ class Holding:
 
 def units_of(collection: Collection, *, folder: str) -> tuple[Unit, ...]:
     """Cut a collection into units: what is needed first, then large files alone and small ones bundled."""
-    first = [file for file in collection.files if file.name in _FIRST]
-    rest = [file for file in collection.files if file.name not in _FIRST]
-    groups = [first] if first else []
-    groups += [[file] for file in rest if file.bytes > SMALL_BYTES]
-    groups += _bundles(file for file in rest if file.bytes <= SMALL_BYTES)
-    return tuple(_unit(folder, group) for group in groups)
+    first = [file for file in collection.files if file.name in FIRST]
+    rest = [file for file in collection.files if file.name not in FIRST]
+    return tuple(_unit(folder, group) for group in (*_groups(first), *_groups(rest)))
 
 
 def in_order(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]:
@@ -151,6 +152,11 @@ def _unit(folder: str, files: Sequence[RemoteFile]) -> Unit:
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", files[0].name.rpartition("/")[2])[:60].lstrip(".")
     names = "\0".join([folder, *(file.name for file in files)])
     return Unit(key=f"{readable}-{_digest(names)}", folder=folder, files=tuple(files))
+
+
+def _groups(files: Sequence[RemoteFile]) -> list[list[RemoteFile]]:
+    large = [[file] for file in files if file.bytes > SMALL_BYTES]
+    return large + _bundles(file for file in files if file.bytes <= SMALL_BYTES)
 
 
 def _bundles(files: Iterable[RemoteFile]) -> list[list[RemoteFile]]:

@@ -78,7 +78,7 @@ def stage(
     near = cache.at(url)
     units = in_order(near.units, choose(near)) if choose else list(near.units)
     cache.room.check_fits(units)
-    run = _Run(cache, watcher or Unwatched())
+    run = _Run(near, watcher or Unwatched())
     run.watcher.planned(url, units)
     run.bring_all(units)
     if near.collection.kind == "hub" and cache.hub_cache:
@@ -96,8 +96,8 @@ def stage(
 class _Run:
     """Units on their way, a few at a time."""
 
-    def __init__(self, cache: Cache, watcher: Watcher) -> None:
-        self._cache, self.watcher = cache, watcher
+    def __init__(self, near: Near, watcher: Watcher) -> None:
+        self._near, self._cache, self.watcher = near, near.cache, watcher
         self.fetched_bytes = 0
 
     def bring_all(self, units: Sequence[Unit]) -> None:
@@ -114,7 +114,7 @@ class _Run:
         self.watcher.began(unit)
         self._cache.pins.add(unit.key)
         self._cache.bring(
-            unit,
+            self._near.vouched(unit),
             on_bytes=lambda count: self._landed(unit, count),
             on_wait=lambda holder: self.watcher.waits(unit, holder),
         )

@@ -58,8 +58,10 @@ def check_facts(answer: Answer, *, url: str, bytes: int, version: str, start: in
         raise changed(url, f"it has {size:,} bytes now and had {bytes:,}")
     if is_etag(version) and is_etag(now) and now != version:
         raise changed(url, f"its ETag is {now} now and was {version}")
+    if answer.status != 206:
+        return
     found = re.match(r"bytes (\d+)-", answer.headers.get("content-range", ""))
-    if answer.status == 206 and found and int(found[1]) != start:
+    if found and int(found[1]) != start:
         raise StorageError(
             f"{url}: asked for byte {start:,} the server answered from byte {int(found[1]):,}",
             hint="a cache or proxy between here and the server is broken: go around it",

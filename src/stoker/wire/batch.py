@@ -6,6 +6,7 @@ each. At 30 ms a request, 800 files came in 1.2 s; four threads with a request e
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,9 +21,7 @@ from stoker.wire.transfer import Abandoned, Course, Lane, Means
 if TYPE_CHECKING:
     from stoker.wire.origin import RemoteFile
 
-DEPTH = 8
-MOST_LANES = 8  # with DEPTH: 64 requests under way; more of them meet SlowDown on one prefix of a store
-_FILES_A_TURN = 256  # after so many a lane sees whether another transfer waits
+_FILES_A_TURN = 1024  # after so many a lane sees whether another transfer waits
 
 _Asked = tuple[Source, Reader]
 
@@ -49,14 +48,28 @@ class BatchTransfer:
         return not self.active and (not self._pending or self.course.error is not None)
 
     def take(self, others: int) -> Callable[[Lane], None] | None:
-        return self._run if self._pending and self.active < MOST_LANES else None
+        if not self._pending or not self._means.company.wants_more(near=self._is_near(self._pending[0])):
+            return None
+        self._means.company.lanes += 1
+        return self._run
 
     def _run(self, lane: Lane) -> None:
+        try:
+            self._bring(lane)
+        finally:
+            with self._means.lock:
+                self._means.company.lanes -= 1
+
+    def _bring(self, lane: Lane) -> None:
         flight: deque[_Asked] = deque()
+        company = self._means.company
         try:
             for source in self._turn():
                 flight.append((source, self._ask(source)))
-                if len(flight) == DEPTH:
+                near = self._is_near(source)
+                if not near and company.wants_more(near=False):
+                    self._means.wake()  # that it is far shows only now
+                while len(flight) >= company.depth(near=near):
                     self._receive(*flight.popleft(), lane)
             while flight:
                 self._receive(*flight.popleft(), lane)
@@ -68,6 +81,9 @@ class BatchTransfer:
         finally:
             for _, reader in flight:
                 self.course.leave(reader)
+
+    def _is_near(self, source: Source) -> bool:
+        return source.on_the_web and self._means.client.is_near(source.address)
 
     def _turn(self) -> Iterator[Source]:
         with suppress(IndexError):  # another lane took the last one
@@ -95,6 +111,8 @@ class BatchTransfer:
         finally:
             self.course.leave(reader)
         self.course.landed(source.file.bytes)
+        if self._means.company.landed(source.file.bytes, now=time.monotonic()):
+            self._means.wake()
         self._on_bytes(source.file.bytes)
 
     def _read(self, source: Source, reader: Reader, lane: Lane) -> memoryview:

@@ -84,6 +84,7 @@ class Connection:
         self._socket = plug
         self._absolute, self._always = absolute, always
         self._body_flags = socket.MSG_WAITALL if waits_for_all else 0
+        self._is_tcp = plug.family in (socket.AF_INET, socket.AF_INET6)
         self._buffer = bytearray(HEAD_BYTES)
         self._view = memoryview(self._buffer)
         self._from = self._to = 0  # what of the buffer was received and not yet read
@@ -133,6 +134,8 @@ class Connection:
         body = self._body
         if not body.left and not self._next_chunk():
             return 0
+        if self._is_tcp and body.left <= len(view):
+            self._hurry()
         count = self._receive(view[: body.left])
         if body.until_close:
             body.left = body.left if count else 0
@@ -156,6 +159,8 @@ class Connection:
     def _head(self) -> list[str]:
         if self._from == self._to:
             self._from = self._to = 0
+        if self._is_tcp:
+            self._hurry()
         while (end := self._buffer.find(b"\r\n\r\n", self._from, self._to)) < 0:
             if self._to == HEAD_BYTES:
                 raise NetworkError(f"{self.host} answers with a head of over {HEAD_BYTES:,} bytes")
@@ -203,6 +208,15 @@ class Connection:
         view[:count] = self._view[self._from : self._from + count]
         self._from += count
         return count
+
+    def _hurry(self) -> None:
+        """Acknowledge at once what comes now. Else our kernel keeps that back for up to 40 ms, and a
+        server may send the end of its answer only then. Seen with BBR over loopback: 4,000 x 64 KiB took
+        0.7 s instead of 0.2 s. The kernel forgets the wish by and by."""
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        except OSError:  # it is closed: the read will say so
+            return
 
     def _from_network(self, view: memoryview, flags: int) -> int:
         try:

@@ -47,6 +47,7 @@ class Collection:
     kind: str  # "dataset" | "folder" | "file" | "hub"
     files: tuple[RemoteFile, ...]
     revision: str = ""  # a hub's commit
+    block_bytes: int = 0  # of a dataset: what each digest in its blocks.xxh3 is of
 
     def __post_init__(self) -> None:
         check_names(self)
@@ -85,7 +86,7 @@ def _dataset(url: str, data: bytes) -> Collection:
         RemoteFile(name=name, url=join_url(url, name), bytes=size, digest=f"xxh3:{digest}")
         for name, size, digest in (*own, *records)
     )
-    return Collection(url=url, kind="dataset", files=tuple(files))
+    return Collection(url=url, kind="dataset", files=tuple(files), block_bytes=manifest.block_bytes)
 
 
 def check_names(collection: Collection) -> None:

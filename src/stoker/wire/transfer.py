@@ -21,7 +21,7 @@ from stoker.wire.address import AddressBook
 from stoker.wire.answers import Busy
 from stoker.wire.client import Client
 from stoker.wire.http import NetworkError, NetworkTimeout
-from stoker.wire.pace import SLICE_BYTES, Bucket, Pace, backoff_s
+from stoker.wire.pace import SLICE_BYTES, Bucket, Company, Pace, backoff_s
 from stoker.wire.readers import Reader, Source, begin, finish, hear, read_some, read_whole, renew
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Means:
     bucket: Bucket
     patience_s: float
     wake: Callable[[], None]  # there may be work for one more lane
+    company: Company = field(default_factory=Company)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -81,8 +82,8 @@ class Course:
     def landed(self, count: int) -> None:
         self._tries, self._moved_at = 0, time.monotonic()
         with self._means.lock:
-            self._means.pace.landed(count, now=self._moved_at)
-            self._means.wake()
+            if self._means.pace.landed(count, now=self._moved_at):
+                self._means.wake()
 
     def trouble(self, error: Exception) -> None:
         """A request failed: wait and try again, unless waiting has not helped for too long."""

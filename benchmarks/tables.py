@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -162,7 +163,7 @@ def watch() -> str:
     for name, verdict in report["verdicts"].items():
         beside = ", ".join(verdict["others"]) or "nothing"
         rows.append(f"| {name} | {verdict['found']} | {verdict['cause'] or ''} | {beside} |")
-    (alone,), (watched,) = report["cost"]["alone_ms"], report["cost"]["watched_ms"]
+    alone, watched = (statistics.median(report["cost"][f"{how}_ms"]) for how in ("alone", "watched"))
     foretold, measured = (report["price"][f"{name}_speedup"] for name in ("foretold", "measured"))
     said = (
         f"A healthy step took {alone:.2f} ms alone, {watched:.2f} ms watched. Without its waits the starved "

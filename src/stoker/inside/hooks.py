@@ -19,20 +19,14 @@ from typing import Any
 
 from stoker.inside.batches import batch_bytes, loader_facts, tokens_of
 from stoker.inside.boot import VARIABLE
+from stoker.inside.collectives import hook_collectives, showing_exposed
 from stoker.inside.device import hook_copies, hook_syncs
 from stoker.inside.forward import Roots
 from stoker.inside.probe import Probe
-from stoker.inside.switch import Function, Switch, ident, now, timed, unseen
+from stoker.inside.switch import Switch, ident, now, timed, unseen
 from stoker.inside.whatif import Cached
 
-_COLLECTIVES = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all",
-    "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object",
-    "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
-    "scatter_object_list", "send",
-)  # fmt: skip
 _BATCHES_BETWEEN_LOOKS = 256
-_EXPOSED_S = 0.0002  # a shorter wait for gradients is the engine's own bookkeeping
 
 
 def after_import(module: ModuleType) -> None:
@@ -123,7 +117,7 @@ def _say_error_of_loader(probe: Probe, error: BaseException) -> None:
 def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     """`torch.autograd.backward`, through which `Tensor.backward` goes."""
     original = module.backward
-    shared = _showing_exposed(probe, Switch(probe, "exposed collectives"), original)
+    shared = showing_exposed(probe, Switch(probe, "exposed collectives"), original)
     begin, end = probe.loop.begin_backward, probe.loop.end
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,46 +134,6 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
 
     backward.__doc__, backward.__wrapped__ = original.__doc__, original  # type: ignore[attr-defined]
     module.backward = unseen(backward)
-
-
-def _showing_exposed(probe: Probe, switch: Switch, original: Function) -> Function:
-    """A backward among several ranks: the wait for gradients that no compute hides is a collective."""
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        marks: list[float] = []
-        handle = _mark_end_of_compute(switch, tensors, marks) if switch.on else None
-        try:
-            return original(tensors, *args, **kwargs)
-        finally:
-            ended = now()
-            if handle is not None:
-                handle.remove()
-            if marks and ended - marks[0] > _EXPOSED_S:
-                probe.put((probe.loop.span, ended, ident(), "collective", marks[0]))
-
-    return unseen(backward)
-
-
-def _mark_end_of_compute(switch: Switch, tensors: Any, marks: list[float]) -> Any:
-    """Note when the engine has computed all gradients. Its callbacks run in the order they were queued and
-    ours is queued first: what DistributedDataParallel waits for in its own comes after the mark."""
-    torch = sys.modules["torch"]
-    root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-    if not isinstance(root, torch.Tensor) or not root.requires_grad:
-        return None
-
-    def begun(_: Any) -> None:
-        try:
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: marks.append(now()))
-        except Exception as error:
-            switch.fail(error)
-
-    try:
-        return root.register_hook(begun)
-    except Exception as error:
-        switch.fail(error)
-        return None
 
 
 def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
@@ -203,55 +157,6 @@ def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
 
 
 # --- everything else that stops a loop ------------------------------------------------------------
-
-
-def hook_collectives(probe: Probe, roots: Roots, module: Any) -> None:
-    """The functions of c10d on the host, and waiting for an asynchronous one."""
-    for name in _COLLECTIVES:
-        if hasattr(module, name):
-            setattr(module, name, _collective(probe, name, getattr(module, name)))
-    for name in ("init_process_group", "destroy_process_group"):
-        if hasattr(module, name):
-            setattr(module, name, _grouping(probe, module, getattr(module, name)))
-    work = getattr(module, "Work", None)
-    if work is not None and hasattr(work, "wait"):
-        work.wait = timed(probe, "collective", work.wait)
-
-
-def _grouping(probe: Probe, module: Any, original: Function) -> Function:
-    """A function after which there is a process group, or none any more."""
-    spanned = timed(probe, "collective", original)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return spanned(*args, **kwargs)
-        finally:
-            with suppress(Exception):  # a group that failed to form: its own error goes on
-                probe.ranks = module.get_world_size() if module.is_initialized() else 1
-
-    return call
-
-
-def _collective(probe: Probe, name: str, original: Function) -> Function:
-    begin, end = probe.loop.begin, probe.loop.end
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        start, thread = now(), ident()
-        probe.put((begin, start, thread, "collective", name))
-        try:
-            return original(*args, **kwargs)
-        finally:
-            probe.put((end, now(), thread, "collective", start, _first_bytes(args, kwargs)))
-
-    return unseen(call)
-
-
-def _first_bytes(args: Any, kwargs: Any) -> int:
-    with suppress(Exception):  # of a tensor-like thing that has no say on its size
-        return int(getattr(args[0] if args else kwargs.get("tensor"), "nbytes", 0))
-    return 0
 
 
 def hook_saves(probe: Probe, roots: Roots, module: Any) -> None:

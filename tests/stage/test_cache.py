@@ -326,3 +326,17 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
+
+
+def test_a_file_that_became_a_folder_at_its_origin_is_told_what_is_in_the_way(origin, tmp_path):
+    (origin / "late").write_bytes(b"a file")
+    whole = stoker.fetch(str(origin), cache=tmp_path / "cache")
+    (origin / "late").unlink()
+    (origin / "late").mkdir()
+    (origin / "late" / "inner").write_bytes(b"in a folder")
+    with pytest.raises(StorageError, match=r"is in the way.*\n.*delete") as error:
+        stoker.fetch(str(origin), cache=tmp_path / "cache")
+    assert str(whole / "late") in error.value.hint
+    (whole / "late").unlink()
+    again = stoker.fetch(str(origin), cache=tmp_path / "cache")
+    assert (again / "late" / "inner").read_bytes() == b"in a folder"

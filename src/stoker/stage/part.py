@@ -26,7 +26,7 @@ from pathlib import Path
 
 import xxhash
 
-from stoker.errors import BadShardError
+from stoker.errors import BadShardError, StorageError
 from stoker.stage.digest import digest_of
 from stoker.stage.plan import Unit
 from stoker.wire.origin import RemoteFile
@@ -150,17 +150,23 @@ class Part:
     def publish(self, record: bytes) -> Path:
         """Move the files to their names. Everything is verified and on the disk. Returns the record's
         place, for the caller to move to its own: what others look for comes last."""
-        for folder in {os.path.dirname(home) for home in self._homes}:
-            os.makedirs(folder, exist_ok=True)
-        for number, home in enumerate(self._homes):
-            if self._published[number]:
-                continue
-            if not self.unit.files[number].bytes:
-                self.put(number, memoryview(b""))
-            os.rename(self._path(number), home)
+        try:
+            for folder in {os.path.dirname(home) for home in self._homes}:
+                os.makedirs(folder, exist_ok=True)
+            for number, home in enumerate(self._homes):
+                self._move_home(number, home)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise _in_the_way(error) from error
         path = self.folder / "record"
         path.write_bytes(record)
         return path
+
+    def _move_home(self, number: int, home: str) -> None:
+        if self._published[number]:
+            return
+        if not self.unit.files[number].bytes:
+            self.put(number, memoryview(b""))
+        os.rename(self._path(number), home)
 
     def close(self) -> None:
         """Close the map; safe twice."""
@@ -313,6 +319,14 @@ def write_all(handle: int, data: memoryview | bytes, offset: int) -> None:
     while len(view):
         wrote = os.pwrite(handle, view[:_WRITE_BYTES], offset)
         view, offset = view[wrote:], offset + wrote
+
+
+def _in_the_way(error: OSError) -> StorageError:
+    where = error.filename2 or error.filename
+    return StorageError(
+        f"{where} is in the way: the origin has a folder now where it had a file, or the other way round",
+        hint=f"delete {where} and run the same command again",
+    )
 
 
 def _close(handle: int) -> None:

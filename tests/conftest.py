@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -46,7 +47,9 @@ _SCRIPTS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the Hugging Face libraries off the network, and out of the user's home."""
+    """What every test starts from: Ctrl-C as at a terminal, Hugging Face off the network."""
+    # a shell that runs us in the background has us ignore Ctrl-C, and so would all that tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

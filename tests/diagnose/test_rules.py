@@ -117,7 +117,7 @@ def test_a_rank_that_skipped_a_collective_is_named_by_its_count() -> None:
 
 
 def test_an_exchange_that_takes_long_on_an_idle_machine_is_named() -> None:
-    run = run_of(exchanging(0, share=0.3), exchanging(1, share=0.3), wall_s=6.0, ended="exit 0")
+    run = run_of(exchanging(0, share=0.4), exchanging(1, share=0.4), wall_s=6.0, ended="exit 0")
     found = diagnose(replace(run, hosts=(two_cores(wall_s=6.0),))).findings
     assert [one.kind for one in found] == ["communication_bound"]
 
@@ -133,7 +133,7 @@ def test_waiting_in_turns_for_whoever_is_late_is_not_the_exchange() -> None:
 
 @pytest.mark.parametrize("crowd", [{"trainer_delay": 0.2}, {"busy": 2.0}])
 def test_waiting_for_a_rank_that_has_no_core_is_not_called_the_exchange(crowd: dict[str, float]) -> None:
-    run = run_of(exchanging(0, share=0.3), exchanging(1, share=0.3), wall_s=6.0, ended="exit 0")
+    run = run_of(exchanging(0, share=0.4), exchanging(1, share=0.4), wall_s=6.0, ended="exit 0")
     verdict = diagnose(replace(run, hosts=(two_cores(wall_s=6.0, **crowd),)))
     assert verdict.healthy
     assert any("while every rank has its core" in text for text in verdict.findings[0].missing)

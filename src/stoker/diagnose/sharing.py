@@ -43,7 +43,7 @@ def communication_bound(features: Features) -> Finding | Abstention:
     kind, share = "communication_bound", features.ranks.collective
     if features.ranks.ranks < 2 and share <= 0:
         return Abstention(kind=kind, why="one rank")
-    if share < at("collective"):
+    if share < at("collective_on_host" if _on_the_host(features) else "collective"):
         return Abstention(kind=kind, why=f"the exchange itself took {percent(share)} of the time")
     late = _kept_from_running(features)
     if late:

@@ -109,6 +109,9 @@ THRESHOLDS = {
     "collective": Threshold(
         0.15, "of the time in collectives, counted by whoever came last to each: the exchange itself"
     ),
+    "collective_on_host": Threshold(
+        0.3, "the same of ranks that compute on the host: there the exchange uses the cores that compute"
+    ),
 }
 
 

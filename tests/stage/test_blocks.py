@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import struct
 from contextlib import suppress
@@ -55,6 +56,17 @@ def whole(data=DATA):
 
 def test_slices_in_any_order_make_a_file(part, tmp_path):
     land(part, dict(random.Random(1).sample(list(whole().items()), k=len(whole()))))
+    part.publish(b"")
+    assert (tmp_path / "s3/b/a.bin").read_bytes() == DATA
+
+
+def test_past_the_page_cache_the_same_file_lands_from_any_memory(part, tmp_path):
+    with landing(part, 0, past_cache=True) as sink:
+        for number, (offset, data) in enumerate(whole().items()):
+            pages = mmap.mmap(-1, len(data))
+            pages[:] = data
+            askew = bytearray(1) + data
+            sink.write(offset, memoryview(pages) if number % 2 else memoryview(askew)[1:])
     part.publish(b"")
     assert (tmp_path / "s3/b/a.bin").read_bytes() == DATA
 

@@ -96,6 +96,7 @@ def run(urls: tuple[str, ...], **given: Any) -> None:
             hub_cache=given["hub_cache"],
             preload=given["preload"] or "",
             keep_in_memory=True,
+            past_cache=not given["preload"],
         ) as cache,
     ):
         for url in urls:

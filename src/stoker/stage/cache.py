@@ -49,6 +49,7 @@ class Cache:
                 and nothing is ever evicted
     limit_rate  bytes per second that this process takes from the network; 0: no limit
     preload     "page-cache" or "shm": also bring files into memory, as far as they fit what is free
+    past_cache  write large files of datasets past the page cache: for what is not read at once
     keep_in_memory  leave in /dev/shm what was preloaded, for a job that begins later
     hub_cache   lay hub repositories out as the Hugging Face cache does
     ttl_s       silence after which a process on another node counts as gone
@@ -63,6 +64,7 @@ class Cache:
         preload: str = "",
         hub_cache: bool = False,
         keep_in_memory: bool = False,
+        past_cache: bool = False,
         ttl_s: float = TTL_S,
     ) -> None:
         if preload not in PRELOADS:
@@ -73,6 +75,7 @@ class Cache:
             "preload": preload,
             "hub_cache": hub_cache,
             "keep_in_memory": keep_in_memory,
+            "past_cache": past_cache,
             "ttl_s": ttl_s,
         }
         self.folder = path_behind(folder).absolute() if folder else default_folder()
@@ -83,7 +86,7 @@ class Cache:
             self.room = Room(self.shelf, budget_bytes=parse_size(budget), ttl_s=ttl_s)
         self.pins = Pins(self.shelf.pins_folder(), ttl_s=ttl_s, purpose="reading")
         self._wire = Wire(limit_rate=parse_size(limit_rate))
-        self._fetcher = Fetcher(self.shelf, self.room, self._wire, ttl_s=ttl_s)
+        self._fetcher = Fetcher(self.shelf, self.room, self._wire, ttl_s=ttl_s, past_cache=past_cache)
         self._preload, self._keep = preload, keep_in_memory
         self._memory: Preload | None = None
         self._coming: dict[str, Future[None]] = {}

@@ -42,8 +42,11 @@ class Stopped(Exception):
 class Fetcher:
     """Brings units. Any thread; several at once share the wire."""
 
-    def __init__(self, shelf: Shelf, room: Room, wire: Wire, *, ttl_s: float) -> None:
+    def __init__(
+        self, shelf: Shelf, room: Room, wire: Wire, *, ttl_s: float, past_cache: bool = False
+    ) -> None:
         self.shelf, self.room, self.wire, self._ttl_s = shelf, room, wire, ttl_s
+        self.past_cache = past_cache
         self.stopping = threading.Event()
 
     def bring(
@@ -90,7 +93,7 @@ class _Fetch:
         ahead: Names[str] | None,
     ) -> None:
         self._shelf, self._room, self._wire = fetcher.shelf, fetcher.room, fetcher.wire
-        self._stop = fetcher.stopping
+        self._stop, self._past_cache = fetcher.stopping, fetcher.past_cache
         self._unit, self._lease, self._on_bytes = unit, lease, on_bytes
         self._ahead = ahead
         self._parts = self._shelf.parts_folder(unit.key)
@@ -152,7 +155,7 @@ class _Fetch:
 
     def _fetch_large(self, part: Part) -> None:
         (file,) = self._unit.files
-        with landing(part, 0) as sink:
+        with landing(part, 0, past_cache=self._past_cache) as sink:
             if missing := part.missing(0):
                 self._wire.fetch(file, missing=missing, sink=sink, on_bytes=self._count)
 

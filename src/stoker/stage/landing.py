@@ -7,6 +7,7 @@ one stays missing. Else the digest of the whole file follows the slices.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import threading
@@ -24,14 +25,15 @@ from stoker.wire.origin import RemoteFile
 
 _WRITE_BACK_BYTES = 8 << 20  # asked of the disk at a time, so that the final sync finds little to do
 _SYNC_FILE_RANGE_WRITE = 2
+_PAGE = 4096  # what O_DIRECT writes multiples of
 
 
 @contextmanager
-def landing(part: Part, number: int) -> Iterator[Landing]:
+def landing(part: Part, number: int, *, past_cache: bool = False) -> Iterator[Landing]:
     """The sink of one file of a part: verified and on the disk when the block ends well."""
     handle = part.open(number)
     try:
-        place = Landing(part, number, handle)
+        place = Landing(part, number, handle, past_cache=past_cache)
         try:
             yield place
             place.finish()
@@ -44,7 +46,7 @@ def landing(part: Part, number: int) -> Iterator[Landing]:
 class Landing:
     """A sink. `write` may be called from many threads, of which each has a slice of its own."""
 
-    def __init__(self, part: Part, number: int, handle: int) -> None:
+    def __init__(self, part: Part, number: int, handle: int, *, past_cache: bool = False) -> None:
         self._part, self._number, self._handle = part, number, handle
         self._file = part.unit.files[number]
         self._first = part.slices(number).start
@@ -56,6 +58,8 @@ class Landing:
         self._reject_adopted()
         follows = self._file.digest and not self._blocks
         self._follower = Follower(handle, self._file.bytes, like=self._file.digest) if follows else None
+        # a follower reads back what came out of order: that must stay in the page cache
+        self._direct = part.open_past_cache(number) if past_cache and not self._follower else -1
         self._advance()
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -69,7 +73,8 @@ class Landing:
         # The kernel lets one writer into a file at a time, and the others spin for their turn: on ext4 and 2
         # cores that took twice the CPU and half of the speed.
         with self._writing:
-            write_all(self._handle, data, offset)
+            if not (whole and self._wrote_past_cache(data, offset)):
+                write_all(self._handle, data, offset)
         if self._follower:
             self._follower.offer(offset, data)
         if whole:
@@ -79,6 +84,16 @@ class Landing:
                 self._add(slice_number, start, data)
         if self._part.landed[slice_number] == size:
             self._complete(index)
+
+    def _wrote_past_cache(self, data: memoryview, offset: int) -> bool:
+        if self._direct < 0 or len(data) % _PAGE:
+            return False
+        try:
+            return os.pwrite(self._direct, data, offset) == len(data)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # which says: not these bytes, or not here
+                raise
+            return False
 
     def finish(self) -> None:
         """Check the whole file and bring it to the disk."""
@@ -91,6 +106,9 @@ class Landing:
     def close(self) -> None:
         if self._follower:
             self._follower.close()
+        if self._direct >= 0:
+            os.close(self._direct)
+            self._direct = -1
 
     def _add(self, slice_number: int, start: int, data: memoryview) -> None:
         """A piece of a slice. What was not read just now is read back from the page cache."""
@@ -117,7 +135,7 @@ class Landing:
             return
         if self._follower:
             self._advance()
-        if (index + 1) * SLICE_BYTES % _WRITE_BACK_BYTES == 0:
+        if self._direct < 0 and (index + 1) * SLICE_BYTES % _WRITE_BACK_BYTES == 0:
             _write_back(self._handle, index * SLICE_BYTES + SLICE_BYTES - _WRITE_BACK_BYTES)
 
     def _is_sound(self, index: int, digest: int) -> bool:

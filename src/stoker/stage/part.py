@@ -188,6 +188,13 @@ class Part:
         os.truncate(handle, self.unit.files[number].bytes)
         return handle
 
+    def open_past_cache(self, number: int) -> int:
+        """A second handle that writes whole pages past the page cache; below 0 where there is none."""
+        try:
+            return os.open(self._path(number), os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            return -1
+
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number}"
 

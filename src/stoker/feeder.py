@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stoker.load.batch import Batch
-from stoker.load.loader import Loader, LoaderReport
+from stoker.load.loader import Loader
+from stoker.load.report import LoaderReport
 from stoker.reading.dataset import Source
 from stoker.reading.files import Files
 from stoker.storage import is_local

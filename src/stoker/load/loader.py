@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -25,7 +25,8 @@ from stoker.load.needs import files_in_order
 from stoker.load.options import OF_DATALOADERS, LoaderOptions
 from stoker.load.parts import make_parts
 from stoker.load.pipeline import Background, Group, Inline, Readers
-from stoker.load.tune import Choice, Limits, Setting, Tuner
+from stoker.load.report import LoaderReport
+from stoker.load.tune import Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
 from stoker.ordering.order import Cut
 from stoker.ordering.plan import Cursor
@@ -48,21 +49,6 @@ class Pipeline(Protocol):
     def is_behind(self) -> bool: ...
     def next(self) -> Group: ...
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderReport:
-    """What a loader did and chose so far."""
-
-    batches: int
-    skipped_samples: int
-    damaged_blocks: int
-    damage: tuple[str, ...]
-    healed: tuple[str, ...]
-    chunk_bytes_held: int
-    read_alone: bool
-    reader: str
-    choices: tuple[Choice, ...]
 
 
 class Loader:

@@ -356,7 +356,7 @@ def read_first_epoch(folder: Path) -> float:
         reader="direct",
         readers=4,
         lanes=4,
-        chunk_bytes=8 << 20,
+        chunk_bytes=4 << 20,
     ) as loader:
         for batch in loader:
             rows += len(batch["input_ids"])

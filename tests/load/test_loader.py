@@ -18,6 +18,7 @@ from small_datasets import make_tars, make_tokens, write_dataset, write_files
 
 from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
 from stoker.formats import megatron
+from stoker.load.batch import Buffers
 from stoker.load.loader import Loader
 from stoker.reading.files import Folder
 from stoker.world import World
@@ -540,6 +541,16 @@ def test_a_forked_child_is_told_instead_of_hanging(corpus):
         assert len(list(loader)) == len(loader) - 1
 
 
+def test_a_loader_made_before_a_fork_works_in_the_child(corpus):
+    with load(corpus, workers="inline") as loader:
+        whole = [batch["input_ids"].tolist() for batch in load(corpus, workers="inline")]
+
+        def read():
+            assert [batch["input_ids"].tolist() for batch in loader] == whole
+
+        assert _in_a_forked_child(read) == "fine"
+
+
 def _in_a_forked_child(work):
     """How it went there."""
     ours, theirs = multiprocessing.Pipe()
@@ -561,6 +572,18 @@ def _in_a_forked_child(work):
 
 
 # --- threads and memory -------------------------------------------------------------------------------
+
+
+def test_a_buffer_that_is_left_over_for_long_is_given_back():
+    buffers, shape, dtype = Buffers(), (4, 8), np.dtype("int64")
+    held = [buffers.take(shape, dtype) for _ in range(5)]
+    kept = {id(array) for array in held}
+    del held
+    for _ in range(300):
+        first, second = buffers.take(shape, dtype), buffers.take(shape, dtype)
+        assert {id(first.base), id(second.base)} <= kept  # none is made anew meanwhile
+        del first, second
+    assert len(buffers) == 2
 
 
 def test_a_forgotten_loader_ends_its_threads(corpus):

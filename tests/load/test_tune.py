@@ -43,6 +43,44 @@ def test_depth_that_is_not_needed_is_given_back():
     assert "memory" in reason
 
 
+def looks(tuner, waits):
+    """A look of a second for each share of waiting; the depth after each."""
+    depths = []
+    for waited in waits:
+        for _ in range(16):
+            before = tuner._last
+            tuner.after_group(
+                Seen(
+                    wall_s=before.wall_s + 1,
+                    consumer_s=before.consumer_s + waited,
+                    reading_s=before.reading_s,
+                    full_s=before.full_s + 0.9,
+                )
+            )
+        depths.append(tuner.setting.depth)
+    return depths
+
+
+def test_a_ready_group_more_that_does_not_help_is_taken_back_and_not_tried_again_soon():
+    tuner = Tuner(Setting(depth=2, readers=1), LIMITS)
+    assert looks(tuner, [0.3] * 10) == [3] + [2] * 9
+    assert "did not help" in tuner.history()[-1].reason
+
+
+def test_a_ready_group_more_that_helps_stays_and_another_one_is_tried():
+    tuner = Tuner(Setting(depth=2, readers=1), LIMITS)
+    assert looks(tuner, [0.4, 0.2, 0.05, 0.0]) == [3, 4, 5, 5]
+
+
+def test_many_quick_groups_are_looked_at_together():
+    tuner = Tuner(Setting(depth=2, readers=1), LIMITS)
+    for number in range(1, 100):  # a tenth of a second in all
+        tuner.after_group(
+            Seen(wall_s=number / 1000, consumer_s=number / 5000, reading_s=0.0, full_s=number / 2000)
+        )
+    assert len(tuner.history()) == 1
+
+
 @given(
     depth=st.integers(1, 8),
     readers=st.integers(1, 4),

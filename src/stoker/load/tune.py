@@ -1,7 +1,7 @@
 """Self-tuning: how many groups to keep ready and how many threads to read with. Pure.
 
-Ready groups and readers grow while the consumer waits, and shrink when they only cost memory. Every
-change is recorded with its reason.
+Ready groups and readers grow while the consumer waits, and shrink when they only cost memory. One ready group
+more is a trial: if the waits stay, it is taken back. Every change is recorded with its reason.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_WINDOW = 16  # groups between two looks
+_WINDOW = 16  # groups between two looks, at least
+_LOOK_S = 0.2  # and seconds: in less, one turn of the scheduler looks like a slow loader
 _WAITING = 0.02  # of the wall time: below this a wait is noise
 _CALM = 8  # looks without a wait before something is given back
+_HELPED = 0.75  # of the wait before: what a ready group more should bring it down to
+_BARRED = 64  # looks until one that did not help is tried again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +43,19 @@ class Seen:
     reading_s: float
     full_s: float
 
+    @property
+    def waited(self) -> float:
+        """The consumer's waits as a share."""
+        return self.consumer_s / max(self.wall_s, 1e-9)
+
+    def since(self, earlier: Seen) -> Seen:
+        return Seen(
+            wall_s=self.wall_s - earlier.wall_s,
+            consumer_s=self.consumer_s - earlier.consumer_s,
+            reading_s=self.reading_s - earlier.reading_s,
+            full_s=self.full_s - earlier.full_s,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
@@ -50,11 +66,15 @@ class Choice:
     reason: str
 
 
-def next_setting(now: Setting, seen: Seen, *, limits: Limits, calm: int) -> tuple[Setting, str]:
-    """The setting from here on, and why; the reason is empty when nothing changes."""
-    waited = seen.consumer_s / max(seen.wall_s, 1e-9)
-    if waited > _WAITING:
-        return _grow(now, seen, limits, f"the consumer waited {waited:.0%} of the time")
+def next_setting(
+    now: Setting, seen: Seen, *, limits: Limits, calm: int, trial: float | None = None
+) -> tuple[Setting, str]:
+    """The setting from here on, and why; the reason is empty when nothing changes. `trial` is the share of
+    waiting before a ready group more was tried."""
+    if trial is not None and seen.waited > max(_WAITING, trial * _HELPED):
+        return replace(now, depth=now.depth - 1), "one more ready group did not help: less memory will do"
+    if seen.waited > _WAITING:
+        return _grow(now, seen, limits, f"the consumer waited {seen.waited:.0%} of the time")
     if calm >= _CALM and now.depth > 2:
         return replace(now, depth=now.depth - 1), "no wait for a while: less memory will do"
     if calm >= _CALM and now.readers > 1 and seen.reading_s < 0.05 * seen.wall_s:
@@ -75,7 +95,9 @@ class Tuner:
     """Looks at the waits every few groups and remembers what it chose. Used by one thread."""
 
     def __init__(self, start: Setting, limits: Limits) -> None:
-        self._limits, self._calm, self._groups = limits, 0, 0
+        self._limits, self._calm, self._groups, self._looked = limits, 0, 0, 0
+        self._trial: float | None = None  # the share of waiting before a ready group more is tried
+        self._barred = 0  # looks until that may be tried again
         self._last = Seen(wall_s=0.0, consumer_s=0.0, reading_s=0.0, full_s=0.0)
         self.setting = start
         self.choices: list[Choice] = [Choice(group=0, setting=start, reason="to begin with")]
@@ -83,24 +105,25 @@ class Tuner:
     def after_group(self, total: Seen) -> bool:
         """Count a group, with the seconds since the beginning; True when the setting changed."""
         self._groups += 1
-        if self._groups % _WINDOW:
+        seen = total.since(self._last)
+        if self._groups - self._looked < _WINDOW or seen.wall_s < _LOOK_S:
             return False
-        seen = Seen(
-            wall_s=total.wall_s - self._last.wall_s,
-            consumer_s=total.consumer_s - self._last.consumer_s,
-            reading_s=total.reading_s - self._last.reading_s,
-            full_s=total.full_s - self._last.full_s,
-        )
-        self._last = total
-        setting, reason = next_setting(self.setting, seen, limits=self._limits, calm=self._calm)
-        waited = seen.consumer_s > _WAITING * seen.wall_s
-        self._calm = 0 if waited or reason else self._calm + 1
+        self._last, self._looked = total, self._groups
+        limits = replace(self._limits, depth=self.setting.depth) if self._barred else self._limits
+        setting, reason = next_setting(self.setting, seen, limits=limits, calm=self._calm, trial=self._trial)
+        self._calm = 0 if seen.waited > _WAITING or reason else self._calm + 1
+        failed = self._trial is not None and setting.depth < self.setting.depth
+        self._barred = _BARRED if failed else max(0, self._barred - 1)
+        self._trial = seen.waited if setting.depth > self.setting.depth else None
         if reason:
-            self.setting = setting
-            # the record is for people: the first choices and the latest say enough
-            self.choices = [*self.choices[:50], *self.choices[50:][-50:]]
-            self.choices.append(Choice(group=self._groups, setting=setting, reason=reason))
+            self._choose(setting, reason)
         return bool(reason)
+
+    def _choose(self, setting: Setting, reason: str) -> None:
+        self.setting = setting
+        # the record is for people: the first choices and the latest say enough
+        self.choices = [*self.choices[:50], *self.choices[50:][-50:]]
+        self.choices.append(Choice(group=self._groups, setting=setting, reason=reason))
 
     def history(self) -> Sequence[Choice]:
         return tuple(self.choices)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 PAGE = 4096  # what O_DIRECT wants offsets, lengths and addresses to be multiples of
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14; Python has no name for it
 _HUGE = 4 << 20  # memory from this size on is asked for in huge pages
 _STEP = 4 << 20  # read through a buffer at once: it stays in the processor's cache until it has been copied
 
@@ -121,7 +122,11 @@ class Scratch(threading.local):
 
 def page_aligned(size: int) -> Bytes:
     """Anonymous memory of our own, aligned to a page."""
-    memory = mmap.mmap(-1, max(size, 1))
+    # Shared memory, which is what mmap gives unless told otherwise, gets no huge pages on most machines.
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A fork while O_DIRECT reads into private memory may give the bytes to the child alone (open(2), NOTES):
+    # let the child have memory of its own.
+    memory.madvise(_WIPE_ON_FORK)
     if size >= _HUGE:  # a tenth off the time of reading into it
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:size]

@@ -4,16 +4,18 @@ Method: a real loop in one process (DataLoader, a model of 51 modules, AdamW; so
 hooked as `stoker watch` hooks it, measured in two ways that alternate in short blocks.
 
 *direct*: at each hook, the time from torch's call to the call of the original and from its return to ours,
-against a wrapper that does nothing in the same place; medians over all steps, summed over the hooks. A
+against the same call with no hook in place; medians over all steps, summed over the hooks. A
 machine whose steps differ by a tenth can still tell single microseconds apart: what it times is the hook,
 not the step. And the caches are as cold as a step leaves them, which hooks called in a row by themselves do
-not show: they looked seven times cheaper.
+not show: they looked seven times cheaper. (Until 2026-11-15 the comparison was with a wrapper that does
+nothing, and the thread below stood beside the sum instead of in it.)
 
 *paired*: whole steps with the hooks in place and taken out, block by block: off, on, off, and so on. The
 cost of a block is its difference to the mean of its neighbours; blocks of a switch that switches nothing
 are the null.
 
-The marks that hooks put are read by a thread of its own: its CPU time for each step stands beside.
+The marks that hooks put are read by a thread of the process, which takes the interpreter while it does: its
+CPU time for each step, waking up included, is the other part of the sum.
 
     python benchmarks/hook_cost.py                   # some 2 minutes
     python benchmarks/hook_cost.py --blocks 20       # does it work?
@@ -43,26 +45,22 @@ MODULES = ("torch.utils.data.dataloader", "torch.autograd", "torch.optim.optimiz
 
 
 class Point:
-    """One place where torch calls a hook: taken out, in place, or timed beside one that does nothing."""
+    """One place where torch calls a hook: taken out, in place, or timed beside no hook."""
 
     def __init__(self, owner: type | object, name: str, *, label: str) -> None:
         self.owner, self.name, self.label = owner, name, label
         self.began = self.ended = 0.0
-        self.spent: dict[str, list[float]] = {"hook": [], "nothing": []}
+        self.spent: dict[str, list[float]] = {"hook": [], "no hook": []}
         self.plain = self._stamped(getattr(owner, name))
         setattr(owner, name, self.plain)
 
     def hooked_as(self, hook: Function, *, owner: object = None) -> None:
         """The hook that now stands around what this point had."""
-        plain, self.owner = self.plain, owner or self.owner
-
-        def nothing(*args: object, **kwargs: object) -> object:
-            return plain(*args, **kwargs)
-
-        self.choices = {"out": plain, "in": hook}
+        self.owner = owner or self.owner
+        self.choices = {"out": self.plain, "in": hook}
         self.choices |= {
             "timed hook": self._timed(hook, "hook"),
-            "timed nothing": self._timed(nothing, "nothing"),
+            "timed no hook": self._timed(self.plain, "no hook"),
         }
 
     def set(self, choice: str) -> None:
@@ -97,17 +95,17 @@ class StepHooks(Point):
     def __init__(self, hooks: dict[int, Function], *, label: str) -> None:
         ((self.key, hook),) = hooks.items()
         self.hooks, self.label = hooks, label
-        self.spent = {"hook": [], "nothing": []}
-        self.choices = {"out": None, "in": hook, "timed hook": self._timed(hook, "hook")}
-        self.choices["timed nothing"] = self._timed(lambda *_: None, "nothing")
+        self.spent = {"hook": [], "no hook": []}
+        self.choices = {"out": None, "in": hook, "timed hook": self._timed(hook)}
+        self.choices["timed no hook"] = self._untimed
 
     def set(self, choice: str) -> None:
         self.hooks.clear()
         if self.choices[choice] is not None:
             self.hooks[self.key] = self.choices[choice]
 
-    def _timed(self, hook: Function, kind: str) -> Function:
-        spent = self.spent[kind]
+    def _timed(self, hook: Function) -> Function:
+        spent = self.spent["hook"]
 
         def call(*args: object) -> None:
             before = time.perf_counter()
@@ -115,6 +113,11 @@ class StepHooks(Point):
             spent.append(time.perf_counter() - before)
 
         return call
+
+    def _untimed(self, *args: object) -> None:
+        """What taking the time takes by itself."""
+        before = time.perf_counter()
+        self.spent["no hook"].append(time.perf_counter() - before)
 
 
 def watched_loop(width: int) -> tuple[Iterator[None], list[Point]]:
@@ -191,17 +194,20 @@ def measure(blocks: int, width: int) -> dict[str, object]:
         means[which].append(here - (last + after) / 2)
         last = after
         usual.append(after)
-        for timed in ("timed hook", "timed nothing"):
+        for timed in ("timed hook", "timed no hook"):
             block(steps, points, timed)
     cpu_s = thread_cpu_s(thread)
     for _ in range(blocks):
         block(steps, points, "in")
     reading = (thread_cpu_s(thread) - cpu_s) / (BLOCK * blocks)
     each = {point.label: cost_us(point) for point in points}
+    loop_us, reader_us = sum(each.values()), 1e6 * reading
     return {
         "step_us": 1e6 * statistics.median(usual),
-        "direct_us": {**each, "all": sum(each.values())},
-        "reading_thread_us": 1e6 * reading,
+        "hooks_us": each,
+        "loop_us": loop_us,
+        "reader_us": reader_us,
+        "sum_us": loop_us + reader_us,
         "paired_us": spread(means["in"]),
         "paired_null_us": spread(means["out"]),
     }
@@ -220,7 +226,7 @@ def block(steps: Iterator[None], points: list[Point], choice: str) -> float:
 
 
 def cost_us(point: Point) -> float:
-    return 1e6 * (statistics.median(point.spent["hook"]) - statistics.median(point.spent["nothing"]))
+    return 1e6 * (statistics.median(point.spent["hook"]) - statistics.median(point.spent["no hook"]))
 
 
 def thread_cpu_s(thread: int) -> float:

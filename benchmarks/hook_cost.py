@@ -4,9 +4,9 @@ Method: a real loop in one process (DataLoader, a model of 51 modules, AdamW; so
 hooked as `stoker watch` hooks it, measured in two ways that alternate in short blocks.
 
 *direct*: at each hook, the time from torch's call to the call of the original and from its return to ours,
-against the same call with no hook in place; medians over all steps, summed over the hooks. A
-machine whose steps differ by a tenth can still tell single microseconds apart: what it times is the hook,
-not the step. And the caches are as cold as a step leaves them, which hooks called in a row by themselves do
+against the same call with no hook in place; medians over all steps, summed over the hooks. A machine whose
+steps differ by a tenth can still tell single microseconds apart: what it times is the hook, not the step. And
+the caches are as cold as a step leaves them, which hooks called in a row by themselves do
 not show: they looked seven times cheaper. (Until 2026-11-15 the comparison was with a wrapper that does
 nothing, and the thread below stood beside the sum instead of in it.)
 
@@ -41,6 +41,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 Function = Callable[..., object]
 BLOCK = 10  # steps; the first two of a block are thrown away
+READ_BLOCKS = 500  # some 20 seconds
 MODULES = ("torch.utils.data.dataloader", "torch.autograd", "torch.optim.optimizer")
 
 
@@ -196,12 +197,8 @@ def measure(blocks: int, width: int) -> dict[str, object]:
         usual.append(after)
         for timed in ("timed hook", "timed no hook"):
             block(steps, points, timed)
-    cpu_s = thread_cpu_s(thread)
-    for _ in range(blocks):
-        block(steps, points, "in")
-    reading = (thread_cpu_s(thread) - cpu_s) / (BLOCK * blocks)
     each = {point.label: cost_us(point) for point in points}
-    loop_us, reader_us = sum(each.values()), 1e6 * reading
+    loop_us, reader_us = sum(each.values()), reading_us(thread, steps, points)
     return {
         "step_us": 1e6 * statistics.median(usual),
         "hooks_us": each,
@@ -211,6 +208,15 @@ def measure(blocks: int, width: int) -> dict[str, object]:
         "paired_us": spread(means["in"]),
         "paired_null_us": spread(means["out"]),
     }
+
+
+def reading_us(thread: int, steps: Iterator[None], points: list[Point]) -> float:
+    """CPU time of the reading thread for each step with the hooks in place."""
+    block(steps, points, "in")
+    before_s = thread_cpu_s(thread)
+    for _ in range(READ_BLOCKS):
+        block(steps, points, "in")
+    return 1e6 * (thread_cpu_s(thread) - before_s) / (BLOCK * READ_BLOCKS)
 
 
 def block(steps: Iterator[None], points: list[Point], choice: str) -> float:
@@ -242,7 +248,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=700)
+    parser.add_argument("--blocks", type=int, default=500)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--write", action="store_true", help="into benchmarks/results")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
-It wakes ten times a second, later five times, reads the marks that the hooks have put, and mostly finds
-the loop inside a span. Only when the loop has been outside every span for longer than GAP_S does it look at
-the loop's frames, and only when no span has ended for HANG_S at everybody's.
+It wakes five times a second, reads the marks that the hooks have put, and mostly finds that the loop has just
+ended a span. Only when that was longer than GAP_S ago does it look at the loop's frames: they say what it is
+in. When it was HANG_S ago it looks at everybody's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from stoker.runs.files import Rows
 if TYPE_CHECKING:
     from stoker.inside.probe import Probe
 
-TICK_S = 0.1  # to wake takes some 120 us from the loop, as much as to read the marks of 20 steps
-CALM_TICK_S = 0.2  # after CALM_S: a loop's gaps are known by then
-CALM_S = 30.0
+TICK_S = 0.2  # to wake takes some 120 us from the loop, as much as to read the marks of 20 steps
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0
@@ -59,9 +57,8 @@ class Stalls:
 
     def _run(self) -> None:
         looks = [self._gap, self._hang, self._allocator]
-        calm = time.monotonic() + CALM_S
         while not self._over:
-            time.sleep(TICK_S if time.monotonic() < calm else CALM_TICK_S)
+            time.sleep(TICK_S)
             self._probe.read_marks()
             now = time.monotonic()
             for look in list(looks):

@@ -56,21 +56,23 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
     iterator = module._BaseDataLoaderIter
     original, switch, cached = iterator.__next__, Switch(probe, "loader"), Cached.from_environ(probe)
     put, takes_gradients = probe.marks.append, sys.modules["torch"]._C.is_grad_enabled
-    due, moved_bytes, is_text = 0, 0, False  # of the last batch looked at, and how many until the next look
+    due, moved_bytes, is_text, thread = 0, 0, False, 0  # as last looked at; due: batches until the next look
 
     def __next__(self: Any) -> Any:
-        nonlocal due
+        nonlocal due, thread
         if not switch.on:
             return original(self)
         kind, note = "data", NO_TOKENS
         try:
             if roots.fetched() is not self:
                 roots.fetch(self)
-                due = 0
+                due, thread = 0, ident()
+            mine = thread  # another thread may fetch while this one waits
             if not takes_gradients() or (not roots.trained and roots.in_evaluation()):
                 note = EVALUATED
         except Exception as error:
             switch.fail(error)
+            return original(self)
         start = now()
         try:
             batch = original(self) if cached is None or note == EVALUATED else cached.next(self, original)
@@ -86,12 +88,13 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
                 note = tokens_of(batch)
         except Exception as error:
             switch.fail(error)
-        put((kind, start, now(), ident(), moved_bytes, note))
+        put((kind, start, now(), mine, moved_bytes, note))
         return batch
 
     def look(self: Any, batch: Any, *, evaluated: bool) -> None:
-        nonlocal due, moved_bytes, is_text
-        due, moved_bytes, is_text = _BATCHES_BETWEEN_LOOKS, batch_bytes(batch), tokens_of(batch) >= 0
+        nonlocal due, moved_bytes, is_text, thread
+        due, thread = _BATCHES_BETWEEN_LOOKS, ident()
+        moved_bytes, is_text = batch_bytes(batch), tokens_of(batch) >= 0
         if not evaluated:
             probe.tell(loader=loader_facts(self, batch_bytes=moved_bytes))
 

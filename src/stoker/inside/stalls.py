@@ -1,6 +1,6 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
-It wakes five times a second, reads the marks that the hooks have put, and mostly finds that the loop has just
+It wakes four times a second, reads the marks that the hooks have put, and mostly finds that the loop has just
 ended a span. Only when that was longer than GAP_S ago does it look at the loop's frames: they say what it is
 in. When it was HANG_S ago it looks at everybody's.
 """
@@ -24,7 +24,7 @@ from stoker.runs.files import Rows
 if TYPE_CHECKING:
     from stoker.inside.probe import Probe
 
-TICK_S = 0.2  # to wake takes some 120 us from the loop, as much as to read the marks of 20 steps
+TICK_S = 0.25  # to wake takes some 170 us from the loop, as much as to read the marks of 30 steps
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0

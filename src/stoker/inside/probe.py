@@ -3,7 +3,7 @@
 A hook only puts a mark, when what it watches has ended. Between two operations of torch each Python function
 called costs a microsecond and each object touched a part of one, most likely in cold caches: books kept
 inside the hooks took some 80 us of a step, marks of begins and ends 24, marks of ends alone 12. The watching
-thread reads them four times a second; a process that is killed loses those not yet read.
+thread reads them four times a second, at first more often; a process that is killed loses those not yet read.
 
 One Probe a process. It opens its files when the process first does something a trainer does, so launchers and
 loader workers leave no trace; a forked child forgets its parent's files at once.

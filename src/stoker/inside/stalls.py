@@ -1,8 +1,8 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
-It wakes four times a second, reads the marks that the hooks have put, and mostly finds that the loop has just
-ended a span. Only when that was longer than GAP_S ago does it look at the loop's frames: they say what it is
-in. When it was HANG_S ago it looks at everybody's.
+It wakes four times a second, at first more often, reads the marks that the hooks have put, and mostly finds
+that the loop has just ended a span. Only when that was longer than GAP_S ago does it look at the loop's frames,
+which say what it is in; when it was HANG_S ago, at everybody's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from stoker.runs.files import Rows
 if TYPE_CHECKING:
     from stoker.inside.probe import Probe
 
-TICK_S = 0.25  # to wake takes some 170 us from the loop, as much as to read the marks of 30 steps
+TICK_S = 0.25  # to wake takes some 170 us, as much as to read the marks of 30 steps
+FIRST_TICK_S = 0.05  # for FIRST_S: a job of a few steps has gaps too
+FIRST_S = 5.0
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0
@@ -57,8 +59,9 @@ class Stalls:
 
     def _run(self) -> None:
         looks = [self._gap, self._hang, self._allocator]
+        settled = time.monotonic() + FIRST_S
         while not self._over:
-            time.sleep(TICK_S)
+            time.sleep(TICK_S if time.monotonic() > settled else FIRST_TICK_S)
             self._probe.read_marks()
             now = time.monotonic()
             for look in list(looks):

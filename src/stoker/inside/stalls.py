@@ -1,8 +1,8 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
 It wakes four times a second, at first more often, reads the marks that the hooks have put, and mostly finds
-that the loop has just ended a span. Only when that was longer than GAP_S ago does it look at the loop's frames,
-which say what it is in; when it was HANG_S ago, at everybody's.
+that the loop has just ended a span. Only when that was longer than GAP_S ago does it look at the loop's
+frames, which say what it is in; when it was HANG_S ago, at everybody's.
 """
 
 from __future__ import annotations

@@ -4,16 +4,18 @@ Method: a real loop in one process (DataLoader, a model of 51 modules, AdamW; so
 hooked as `stoker watch` hooks it, measured in two ways that alternate in short blocks.
 
 *direct*: at each hook, the time from torch's call to the call of the original and from its return to ours,
-against a wrapper that does nothing in the same place; medians over all steps, summed over the hooks. A
-machine whose steps differ by a tenth can still tell single microseconds apart: what it times is the hook,
-not the step. And the caches are as cold as a step leaves them, which hooks called in a row by themselves do
-not show: they looked seven times cheaper.
+against the same call with no hook in place; medians over all steps, summed over the hooks. A machine whose
+steps differ by a tenth can still tell single microseconds apart: what it times is the hook, not the step. And
+the caches are as cold as a step leaves them, which hooks called in a row by themselves do
+not show: they looked seven times cheaper. (Until 2026-11-15 the comparison was with a wrapper that does
+nothing, and the thread below stood beside the sum instead of in it.)
 
 *paired*: whole steps with the hooks in place and taken out, block by block: off, on, off, and so on. The
 cost of a block is its difference to the mean of its neighbours; blocks of a switch that switches nothing
 are the null.
 
-The marks that hooks put are read by a thread of its own: its CPU time for each step stands beside.
+The marks that hooks put are read by a thread of the process, which takes the interpreter while it does: its
+CPU time for each step, waking up included, is the other part of the sum.
 
     python benchmarks/hook_cost.py                   # some 2 minutes
     python benchmarks/hook_cost.py --blocks 20       # does it work?
@@ -39,30 +41,27 @@ sys.path.insert(0, str(ROOT / "src"))
 
 Function = Callable[..., object]
 BLOCK = 10  # steps; the first two of a block are thrown away
+READ_BLOCKS = 500  # some 20 seconds
 MODULES = ("torch.utils.data.dataloader", "torch.autograd", "torch.optim.optimizer")
 
 
 class Point:
-    """One place where torch calls a hook: taken out, in place, or timed beside one that does nothing."""
+    """One place where torch calls a hook: taken out, in place, or timed beside no hook."""
 
     def __init__(self, owner: type | object, name: str, *, label: str) -> None:
         self.owner, self.name, self.label = owner, name, label
         self.began = self.ended = 0.0
-        self.spent: dict[str, list[float]] = {"hook": [], "nothing": []}
+        self.spent: dict[str, list[float]] = {"hook": [], "no hook": []}
         self.plain = self._stamped(getattr(owner, name))
         setattr(owner, name, self.plain)
 
     def hooked_as(self, hook: Function, *, owner: object = None) -> None:
         """The hook that now stands around what this point had."""
-        plain, self.owner = self.plain, owner or self.owner
-
-        def nothing(*args: object, **kwargs: object) -> object:
-            return plain(*args, **kwargs)
-
-        self.choices = {"out": plain, "in": hook}
+        self.owner = owner or self.owner
+        self.choices = {"out": self.plain, "in": hook}
         self.choices |= {
             "timed hook": self._timed(hook, "hook"),
-            "timed nothing": self._timed(nothing, "nothing"),
+            "timed no hook": self._timed(self.plain, "no hook"),
         }
 
     def set(self, choice: str) -> None:
@@ -97,17 +96,17 @@ class StepHooks(Point):
     def __init__(self, hooks: dict[int, Function], *, label: str) -> None:
         ((self.key, hook),) = hooks.items()
         self.hooks, self.label = hooks, label
-        self.spent = {"hook": [], "nothing": []}
-        self.choices = {"out": None, "in": hook, "timed hook": self._timed(hook, "hook")}
-        self.choices["timed nothing"] = self._timed(lambda *_: None, "nothing")
+        self.spent = {"hook": [], "no hook": []}
+        self.choices = {"out": None, "in": hook, "timed hook": self._timed(hook)}
+        self.choices["timed no hook"] = self._untimed
 
     def set(self, choice: str) -> None:
         self.hooks.clear()
         if self.choices[choice] is not None:
             self.hooks[self.key] = self.choices[choice]
 
-    def _timed(self, hook: Function, kind: str) -> Function:
-        spent = self.spent[kind]
+    def _timed(self, hook: Function) -> Function:
+        spent = self.spent["hook"]
 
         def call(*args: object) -> None:
             before = time.perf_counter()
@@ -115,6 +114,11 @@ class StepHooks(Point):
             spent.append(time.perf_counter() - before)
 
         return call
+
+    def _untimed(self, *args: object) -> None:
+        """What taking the time takes by itself."""
+        before = time.perf_counter()
+        self.spent["no hook"].append(time.perf_counter() - before)
 
 
 def watched_loop(width: int) -> tuple[Iterator[None], list[Point]]:
@@ -191,20 +195,28 @@ def measure(blocks: int, width: int) -> dict[str, object]:
         means[which].append(here - (last + after) / 2)
         last = after
         usual.append(after)
-        for timed in ("timed hook", "timed nothing"):
+        for timed in ("timed hook", "timed no hook"):
             block(steps, points, timed)
-    cpu_s = thread_cpu_s(thread)
-    for _ in range(blocks):
-        block(steps, points, "in")
-    reading = (thread_cpu_s(thread) - cpu_s) / (BLOCK * blocks)
     each = {point.label: cost_us(point) for point in points}
+    loop_us, reader_us = sum(each.values()), reading_us(thread, steps, points)
     return {
         "step_us": 1e6 * statistics.median(usual),
-        "direct_us": {**each, "all": sum(each.values())},
-        "reading_thread_us": 1e6 * reading,
+        "hooks_us": each,
+        "loop_us": loop_us,
+        "reader_us": reader_us,
+        "sum_us": loop_us + reader_us,
         "paired_us": spread(means["in"]),
         "paired_null_us": spread(means["out"]),
     }
+
+
+def reading_us(thread: int, steps: Iterator[None], points: list[Point]) -> float:
+    """CPU time of the reading thread for each step with the hooks in place."""
+    block(steps, points, "in")
+    before_s = thread_cpu_s(thread)
+    for _ in range(READ_BLOCKS):
+        block(steps, points, "in")
+    return 1e6 * (thread_cpu_s(thread) - before_s) / (BLOCK * READ_BLOCKS)
 
 
 def block(steps: Iterator[None], points: list[Point], choice: str) -> float:
@@ -220,7 +232,7 @@ def block(steps: Iterator[None], points: list[Point], choice: str) -> float:
 
 
 def cost_us(point: Point) -> float:
-    return 1e6 * (statistics.median(point.spent["hook"]) - statistics.median(point.spent["nothing"]))
+    return 1e6 * (statistics.median(point.spent["hook"]) - statistics.median(point.spent["no hook"]))
 
 
 def thread_cpu_s(thread: int) -> float:
@@ -236,7 +248,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=700)
+    parser.add_argument("--blocks", type=int, default=500)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--write", action="store_true", help="into benchmarks/results")
     options = parser.parse_args()

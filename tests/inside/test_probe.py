@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker import runs
 from stoker.inside.batches import batch_bytes, tokens_of
+from stoker.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.inside.probe import Probe
+from stoker.recording import KINDS
 from stoker.runs.columns import read_events
 from stoker.runs.files import node_name, process_key
 from stoker.spans import emit, read_ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from stoker.spans import Span
@@ -26,30 +29,28 @@ if TYPE_CHECKING:
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Probe]:
     probe = Probe(tmp_path)
+    probe.begin()
     yield probe
     probe.close()
 
 
-def put(probe: Probe, read: Callable[..., None], *told: object) -> float:
+def put(probe: Probe, kind: str, note: object = "", *, start: float | None = None) -> float:
     """A mark of this moment and thread, as hooks put it."""
     now = time.monotonic()
-    probe.put((read, now, threading.get_ident(), *told))
+    probe.marks.append((kind, start or now, now, threading.get_ident(), 0, note))
     return now
 
 
-def data(probe: Probe, *, evaluating: bool = False, last: bool = False, tokens: int = 10) -> None:
-    start = put(probe, probe.loop.begin_data, evaluating)
-    put(probe, probe.loop.end_data, start, tokens, 0, last)
+def data(probe: Probe, note: int = 10) -> None:
+    put(probe, "data", note)
 
 
 def optimize(probe: Probe, optimizer: int = 1) -> None:
-    put(probe, probe.loop.begin_optimizer, optimizer)
-    put(probe, probe.loop.end_optimizer, optimizer)
+    put(probe, "optimizer", optimizer)
 
 
 def backward(probe: Probe) -> None:
-    start = put(probe, probe.loop.begin_backward, "backward")
-    put(probe, probe.loop.end, "backward", start)
+    put(probe, "backward")
 
 
 def ring(folder: Path, kind: str) -> list[Span]:
@@ -92,9 +93,9 @@ def test_a_loop_whose_loader_is_not_seen_has_steps_too(probe: Probe, tmp_path: P
 def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Probe, tmp_path: Path) -> None:
     data(probe)
     optimize(probe)
-    data(probe, evaluating=True)
-    data(probe, evaluating=True)
-    data(probe, evaluating=True, last=True)
+    data(probe, EVALUATED)
+    data(probe, EVALUATED)
+    data(probe, EXHAUSTED)
     data(probe)
     probe.read_marks()
     (found,) = spans(tmp_path, "evaluation")
@@ -106,17 +107,9 @@ def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Prob
     assert [step.bytes for step in ring(tmp_path, "steps")] == [10, 10], "evaluated tokens are not trained"
 
 
-def test_an_optimizer_that_raised_does_not_swallow_what_follows(probe: Probe) -> None:
-    data(probe)
-    put(probe, probe.loop.begin_optimizer, 1)
-    data(probe)
-    probe.read_marks()
-    assert probe.loop.open == []
-
-
 def test_a_gradient_says_that_the_batch_before_it_was_no_evaluation(probe: Probe, tmp_path: Path) -> None:
     for _ in range(2):
-        data(probe, evaluating=True)
+        data(probe, EVALUATED)
         backward(probe)
         optimize(probe)
     probe.close()
@@ -125,13 +118,36 @@ def test_a_gradient_says_that_the_batch_before_it_was_no_evaluation(probe: Probe
 
 
 def test_nested_spans_of_one_kind_are_one(probe: Probe, tmp_path: Path) -> None:
-    outer = put(probe, probe.loop.begin, "collective", "all_gather_object")
-    inner = put(probe, probe.loop.begin, "collective", "all_gather")
-    put(probe, probe.loop.end, "collective", inner)
-    put(probe, probe.loop.end, "collective", outer)
-    probe.read_marks()
-    assert [span.start for span in spans(tmp_path, "collective")] == [outer]
-    assert (probe.loop.collective_seq, probe.loop.collective_op) == (1, "all_gather_object")
+    outer = put(probe, "data", NO_TOKENS)
+    inner = put(probe, "collective", "all_gather")
+    put(probe, "collective", "all_gather_object", start=outer)
+    put(probe, "collective", "barrier")
+    optimize(probe)
+    probe.close()
+    (rank,) = runs.read(tmp_path).ranks
+    (first, _) = rank.spans.start[rank.spans.kind == KINDS.index("collective")]
+    assert rank.spans.start[rank.spans.kind == KINDS.index("data")] == first < first + (inner - outer)
+
+
+def test_the_tokens_of_a_loader_around_another_count_once(probe: Probe, tmp_path: Path) -> None:
+    for _ in range(2):
+        start = time.monotonic()
+        data(probe, 10)
+        put(probe, "data", 10, start=start)
+        optimize(probe)
+    probe.close()
+    assert [step.bytes for step in ring(tmp_path, "steps")] == [10, 10]
+
+
+def test_what_other_threads_do_is_no_part_of_the_step(probe: Probe, tmp_path: Path) -> None:
+    data(probe)
+    optimize(probe)
+    other = threading.Thread(target=data, args=(probe, 1000))
+    other.start()
+    other.join()
+    probe.close()
+    assert [step.bytes for step in ring(tmp_path, "steps")] == [10]
+    assert {span.thread for span in spans(tmp_path, "data")} == {0, 1}
 
 
 def test_marks_are_read_by_themselves(probe: Probe, tmp_path: Path) -> None:
@@ -145,7 +161,9 @@ def test_marks_are_read_by_themselves(probe: Probe, tmp_path: Path) -> None:
 def test_a_process_whose_files_cannot_be_made_goes_on_and_says_so_once(tmp_path: Path) -> None:
     (tmp_path / f"spans-{process_key(node_name(), os.getpid())}.ring").touch()  # somebody else's
     probe = Probe(tmp_path)
+    probe.begin()
     data(probe)
+    probe.begin()
     data(probe)
     probe.close()
     (said,) = read_events(tmp_path / f"events-{process_key(node_name(), os.getpid())}.jsonl", shift_s=0.0)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stoker.inside import stalls
+from stoker.inside.collectives import hook_collectives
+from stoker.inside.forward import Roots
+from stoker.inside.hooks import hook_optimizer
 from stoker.inside.probe import Probe
 from stoker.runs.columns import read_events
 from stoker.runs.files import node_name, process_key
@@ -25,22 +29,15 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
     """A probe that calls a hang what lasts 0.3 s."""
     monkeypatch.setattr(stalls, "HANG_S", 0.3)
     probe = Probe(tmp_path)
+    probe.begin()
     yield probe
     probe.close()
 
 
 def step(probe: Probe) -> None:
-    start = put(probe, probe.loop.begin_data, False)
-    put(probe, probe.loop.end_data, start, 4)
-    put(probe, probe.loop.begin_optimizer, 1)
-    put(probe, probe.loop.end_optimizer, 1)
-
-
-def put(probe: Probe, read: Callable[..., None], *told: object) -> float:
-    """A mark of this moment and thread, as hooks put it."""
-    now = time.monotonic()
-    probe.put((read, now, threading.get_ident(), *told))
-    return now
+    for kind in ("data", "optimizer"):
+        now = time.monotonic()
+        probe.marks.append((kind, now, now, threading.get_ident(), 0, 1))
 
 
 def told(folder: Path, what: str) -> list[Event]:
@@ -68,17 +65,41 @@ def test_a_gap_between_spans_is_named_by_its_frame(probe: Probe, tmp_path: Path)
 
 def test_a_hang_is_told_while_it_lasts_and_when_it_is_over(probe: Probe, tmp_path: Path) -> None:
     step(probe)
-    start = put(probe, probe.loop.begin, "collective", "all_reduce")
-    until(lambda: told(tmp_path, "hang"))
+    module = SimpleNamespace(all_reduce=lambda: until(lambda: told(tmp_path, "hang")))
+    hook_collectives(probe, Roots(probe), module)
+    module.all_reduce()
     (event,) = told(tmp_path, "hang")
     assert event.facts["inside"] == "collective"
     assert event.facts["in_collective"]
     assert (event.facts["collective_seq"], event.facts["collective_op"]) == (1, "all_reduce")
     assert any("test_stalls.py" in line for line in event.facts["stacks"]["MainThread"])
     assert told(tmp_path, "stack") == [], "inside a span there is no gap"
-    put(probe, probe.loop.end, "collective", start)
     until(lambda: told(tmp_path, "hang over"))
     assert told(tmp_path, "hang over")[0].facts["seconds"] >= 0.3
+
+
+def test_a_hang_in_an_optimizers_step_is_named_although_its_hooks_leave_no_frame(
+    probe: Probe, tmp_path: Path
+) -> None:
+    import torch
+    from torch.optim import optimizer as optimizers
+
+    hook_optimizer(
+        probe,
+        Roots(probe),
+        SimpleNamespace(
+            Optimizer=optimizers.Optimizer,
+            register_optimizer_step_pre_hook=lambda hook: None,
+            register_optimizer_step_post_hook=lambda hook: None,
+        ),
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer.step()  # what torch imports for the first one is no part of the hang
+    step(probe)
+    until(lambda: not probe.marks)
+    before = len(told(tmp_path, "hang"))
+    optimizer.step(lambda: until(lambda: len(told(tmp_path, "hang")) > before))
+    assert told(tmp_path, "hang")[-1].facts["inside"] == "optimizer"
 
 
 def test_the_top_frame_is_the_users_not_a_librarys() -> None:

@@ -27,13 +27,13 @@ def hook_collectives(probe: Probe, roots: Roots, module: Any) -> None:
             setattr(module, name, _collective(probe, name, getattr(module, name)))
     for name in ("init_process_group", "destroy_process_group"):
         if hasattr(module, name):
-            setattr(module, name, _grouping(probe, module, getattr(module, name)))
+            setattr(module, name, _grouping(probe, roots, module, getattr(module, name)))
     work = getattr(module, "Work", None)
     if work is not None and hasattr(work, "wait"):
         work.wait = timed(probe, "collective", work.wait)
 
 
-def _grouping(probe: Probe, module: Any, original: Function) -> Function:
+def _grouping(probe: Probe, roots: Roots, module: Any, original: Function) -> Function:
     """A function after which there is a process group, or none any more."""
     spanned = timed(probe, "collective", original)
 
@@ -43,22 +43,23 @@ def _grouping(probe: Probe, module: Any, original: Function) -> Function:
             return spanned(*args, **kwargs)
         finally:
             with suppress(Exception):  # a group that failed to form: its own error goes on
-                probe.ranks = module.get_world_size() if module.is_initialized() else 1
+                roots.join(module.get_world_size() if module.is_initialized() else 1)
 
     return call
 
 
-def _collective(probe: Probe, name: str, original: Function) -> Function:
-    begin, end = probe.loop.begin, probe.loop.end
+def _collective(probe: Probe, collective: str, original: Function) -> Function:
+    kind, put = "collective", probe.marks.append
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        start, thread = now(), ident()
-        probe.put((begin, start, thread, "collective", name))
+        if not probe.begun:
+            probe.begin()
+        start = now()
         try:
             return original(*args, **kwargs)
         finally:
-            probe.put((end, now(), thread, "collective", start, _first_bytes(args, kwargs)))
+            put((kind, start, now(), ident(), _first_bytes(args, kwargs), collective))
 
     return unseen(call)
 
@@ -82,7 +83,7 @@ def showing_exposed(probe: Probe, switch: Switch, original: Function) -> Functio
             if handle is not None:
                 handle.remove()
             if marks and ended - marks[0] > _EXPOSED_S:
-                probe.put((probe.loop.span, ended, ident(), "collective", marks[0]))
+                probe.marks.append(("collective", marks[0], ended, ident(), 0, ""))
 
     return unseen(backward)
 

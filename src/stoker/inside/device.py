@@ -117,7 +117,7 @@ class Copies:
             self._free.append(events)
 
     def _say(self, kind: str, start: float, end: float, moved: int) -> None:
-        self._probe.put((self._probe.loop.span, end, ident(), kind, start, moved))
+        self._probe.marks.append((kind, start, end, ident(), moved, ""))
 
     def _new_events(self) -> Any:
         event = self._torch.cuda.Event

@@ -10,6 +10,7 @@ What runs in every step is written flat: a function called between two operation
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -28,48 +29,73 @@ class Roots:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._roots: list[Any] = []  # weak references to modules
-        self._optimizers: set[int] = set()
-        self._fetched: Any = _nothing  # a weak reference to the iterator of the last batch
+        self._optimizers = weakref.WeakSet[Any]()
         self._training = weakref.WeakSet[Any]()  # iterators of whose batches a gradient was taken
-        self._calls: list[int] = []  # threads that are in a watched call
         self._called = False
         self._steps_until_children = _PATIENCE
-        self.trained = False  # the iterator of the last batch is one of those
-        self.settled = 0  # the optimizer whose modules are known and called
+        self._anew()
+        os.register_at_fork(after_in_child=self._anew)
+
+    def _anew(self) -> None:
+        """What the hooks look at in every step. Of a forked child they look again: it has files to open."""
+        self.fetched: Any = _nothing  # a weak reference to the iterator of the last batch
+        self.settled: Any = _nothing  # one to the optimizer whose modules are known and called
+        self.trained = False  # a gradient was taken of that iterator's batches
+        self.join(1)
+
+    def join(self, ranks: int) -> None:
+        """A process group of so many."""
+        self.ranks = ranks
+        self.plain = (
+            False  # of a backward there is nothing to find out: its batch trains, and there is one rank
+        )
 
     def evaluating(self, iterator: Any) -> bool:
         """Is a batch asked for now one to evaluate on? Gradients are off, or the model is in that mode and
         the iterator is not one that trains: some fetch a training batch before they leave the mode."""
-        if self._fetched() is not iterator:
-            self._fetched = weakref.ref(iterator)
-            self.trained = iterator in self._training
-        if not sys.modules["torch"].is_grad_enabled():
-            return True
-        if self.trained:
-            return False
+        if self.fetched() is not iterator:
+            self.fetch(iterator)
+        return not sys.modules["torch"].is_grad_enabled() or (not self.trained and self.in_evaluation())
+
+    def fetch(self, iterator: Any) -> None:
+        """A batch is asked for of another iterator than the last one was."""
+        self._probe.begin()
+        self.fetched, self.trained = weakref.ref(iterator), iterator in self._training
+        self.plain = self.trained and self.ranks == 1
+
+    def in_evaluation(self) -> bool:
         root = self._roots[0]() if self._roots else None
         return root is not None and not root.training
 
     def trains(self) -> None:
-        """A gradient is taken: the last batch was one to train on, whatever mode the model is in. Needs to be
-        called while `trained` is not set."""
-        iterator = self._fetched()
+        """A gradient is taken: the last batch was one to train on, whatever mode the model is in. Needs not
+        be called while `plain` is set."""
+        self._probe.begin()
+        iterator = self.fetched()
         if iterator is not None:
             self._training.add(iterator)
-            self.trained = True
+            self.trained, self.plain = True, self.ranks == 1
 
     def stepped(self, optimizer: Any) -> None:
         """After an optimizer step: look up the modules of one not seen before. Needs not be called for the
         one that is `settled`."""
-        if id(optimizer) not in self._optimizers:
-            self._optimizers.add(id(optimizer))
+        self._probe.begin()
+        self._probe.loop.thread = ident()
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
             self._look_up(optimizer)
-        elif self._called or not self._steps_until_children:
-            self.settled = id(optimizer)
+        elif self._is_called() or not self._steps_until_children:
+            self.settled = weakref.ref(optimizer)
         else:
             self._steps_until_children -= 1
             if not self._steps_until_children:
                 self._watch_children()
+
+    def _is_called(self) -> bool:
+        if not self._called:
+            self._probe.read_marks()
+            self._called = self._probe.loop.calls_model
+        return self._called
 
     def _look_up(self, optimizer: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -87,37 +113,34 @@ class Roots:
             for child in root.children():
                 self._watch(type(child), "__call__")
 
-    def _watch(self, kind: type, name: str) -> None:
+    def _watch(self, model: type, name: str) -> None:
         """Replace a method on the class, where it is not already ours."""
-        found = getattr(kind, name)
+        found = getattr(model, name)
         if hasattr(found, "_stoker"):
             return
         # Of another class it is looked up at each call: torch.fx replaces Module.__call__ while it traces.
-        owner = next(one for one in kind.__mro__ if name in vars(one))
-        calls, probe, is_compiling = self._calls, self._probe, _is_compiling()
-        begin, end = probe.loop.begin, probe.loop.end
+        owner = next(one for one in model.__mro__ if name in vars(one))
+        methods = {name: found} if owner is model else vars(owner)
+        put, is_compiling = self._probe.marks.append, _is_compiling()
+        inside = 0  # the thread that is in the outermost call; of several threads, the last to come
 
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            original = found if owner is kind else getattr(owner, name)
-            if is_compiling():
-                return original(module, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
             thread = ident()
-            if thread in calls:
-                return original(module, *args, **kwargs)
-            calls.append(thread)
+            if thread == inside or is_compiling():
+                return methods[name](*args, **kwargs)
+            kind, before, inside = "forward", inside, thread
             start = now()
-            probe.put((begin, start, thread, "forward"))
             try:
-                return original(module, *args, **kwargs)
+                return methods[name](*args, **kwargs)
             finally:
-                probe.put((end, now(), thread, "forward", start))
-                calls.remove(thread)
-                self._called = True
+                put((kind, start, now(), thread, 0, ""))
+                inside = before
 
         call.__name__, call.__doc__ = name, found.__doc__
         call.__wrapped__ = found  # type: ignore[attr-defined]  # so that its signature is still seen
         call._stoker = True  # type: ignore[attr-defined]
-        setattr(kind, name, unseen(call))
+        setattr(model, name, unseen(call))
 
     def _tell_card(self) -> None:
         torch = sys.modules["torch"]
@@ -141,8 +164,6 @@ def roots_of(parameters: set[int]) -> list[Any]:
 
 def physical_card(index: int) -> int | None:
     """The card's number on its machine: CUDA_VISIBLE_DEVICES renumbers them."""
-    import os
-
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if not names:

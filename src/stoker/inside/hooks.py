@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from stoker.inside.batches import batch_bytes, loader_facts, tokens_of
@@ -22,6 +22,7 @@ from stoker.inside.boot import VARIABLE
 from stoker.inside.collectives import hook_collectives, showing_exposed
 from stoker.inside.device import hook_copies, hook_syncs
 from stoker.inside.forward import Roots
+from stoker.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.inside.probe import Probe
 from stoker.inside.switch import Switch, ident, now, timed, unseen
 from stoker.inside.whatif import Cached
@@ -54,55 +55,54 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
     """`__next__` of the loader's iterators; `DataLoader.__iter__` stays: frameworks override it."""
     iterator = module._BaseDataLoaderIter
     original, switch, cached = iterator.__next__, Switch(probe, "loader"), Cached.from_environ(probe)
-    begin, end = probe.loop.begin_data, probe.loop.end_data
-    batches = _Batches(probe)
+    put, takes_gradients = probe.marks.append, sys.modules["torch"]._C.is_grad_enabled
+    due, moved_bytes, is_text, thread = 0, 0, False, 0  # as last looked at; due: batches until the next look
 
     def __next__(self: Any) -> Any:
+        nonlocal due, thread
         if not switch.on:
             return original(self)
+        kind, note = "data", NO_TOKENS
         try:
-            evaluating = roots.evaluating(self)
+            if roots.fetched() is not self:
+                roots.fetch(self)
+                due, thread = 0, ident()
+            mine = thread  # another thread may fetch while this one waits
+            if not takes_gradients() or (not roots.trained and roots.in_evaluation()):
+                note = EVALUATED
         except Exception as error:
             switch.fail(error)
             return original(self)
-        start, thread = now(), ident()
-        probe.put((begin, start, thread, evaluating))
+        start = now()
         try:
-            batch = original(self) if cached is None or evaluating else cached.next(self, original)
+            batch = original(self) if cached is None or note == EVALUATED else cached.next(self, original)
         except BaseException as error:
-            probe.put((end, now(), thread, start, -1, 0, isinstance(error, StopIteration)))
+            put((kind, start, now(), ident(), 0, _last(note, error)))
             _say_error_of_loader(probe, error)
             raise
-        tokens = -1
         try:
-            if not batches.due or batches.of != id(self):
-                batches.look(self, batch, evaluating=evaluating)
-            batches.due -= 1
-            if batches.are_text:
-                tokens = tokens_of(batch)
+            if not due:
+                look(self, batch, evaluated=note == EVALUATED)
+            due -= 1
+            if is_text and note == NO_TOKENS:
+                note = tokens_of(batch)
         except Exception as error:
             switch.fail(error)
-        probe.put((end, now(), thread, start, tokens, batches.bytes))
+        put((kind, start, now(), mine, moved_bytes, note))
         return batch
+
+    def look(self: Any, batch: Any, *, evaluated: bool) -> None:
+        nonlocal due, moved_bytes, is_text, thread
+        due, thread = _BATCHES_BETWEEN_LOOKS, ident()
+        moved_bytes, is_text = batch_bytes(batch), tokens_of(batch) >= 0
+        if not evaluated:
+            probe.tell(loader=loader_facts(self, batch_bytes=moved_bytes))
 
     iterator.__next__ = __next__
 
 
-class _Batches:
-    """What the batches of an iterator are like, looked at now and then."""
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self.of = 0  # the id of their iterator
-        self.due = 0  # batches until the next look
-        self.bytes = 0
-        self.are_text = False
-
-    def look(self, iterator: Any, batch: Any, *, evaluating: bool) -> None:
-        self.of, self.due = id(iterator), _BATCHES_BETWEEN_LOOKS
-        self.bytes, self.are_text = batch_bytes(batch), tokens_of(batch) >= 0
-        if not evaluating:
-            self._probe.tell(loader=loader_facts(iterator, batch_bytes=self.bytes))
+def _last(note: int, error: BaseException) -> int:
+    return EXHAUSTED if note == EVALUATED and isinstance(error, StopIteration) else note
 
 
 def _say_error_of_loader(probe: Probe, error: BaseException) -> None:
@@ -118,19 +118,18 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     """`torch.autograd.backward`, through which `Tensor.backward` goes."""
     original = module.backward
     shared = showing_exposed(probe, Switch(probe, "exposed collectives"), original)
-    begin, end = probe.loop.begin_backward, probe.loop.end
+    put = probe.marks.append
 
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not roots.trained:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        kind, call = "backward", original
+        if not roots.plain:
+            call = shared if roots.ranks > 1 else original
             roots.trains()
-        start, thread = now(), ident()
-        probe.put((begin, start, thread, "backward"))
+        start = now()
         try:
-            if probe.ranks > 1:
-                return shared(tensors, *args, **kwargs)
-            return original(tensors, *args, **kwargs)
+            return call(*args, **kwargs)
         finally:
-            probe.put((end, now(), thread, "backward", start))
+            put((kind, start, now(), None, 0, ""))
 
     backward.__doc__, backward.__wrapped__ = original.__doc__, original  # type: ignore[attr-defined]
     module.backward = unseen(backward)
@@ -138,15 +137,20 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
 
 def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
     """Hooks common to all optimizers, before and after their step."""
-    switch = Switch(probe, "forward")
-    begin, end = probe.loop.begin_optimizer, probe.loop.end_optimizer
+    switch, put, start, which = Switch(probe, "forward"), probe.marks.append, 0.0, 0
+    probe.optimizing = _code_around(module)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        probe.put((begin, now(), ident(), id(optimizer)))
+        nonlocal start
+        start = now()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        probe.put((end, now(), ident(), id(optimizer)))
-        if roots.settled != id(optimizer) and switch.on:
+        nonlocal which
+        end, known = now(), roots.settled() is optimizer
+        if not known:
+            which = id(optimizer)
+        put(("optimizer", start, end, None, 0, which))
+        if not known and switch.on:
             try:
                 roots.stepped(optimizer)
             except Exception as error:
@@ -154,6 +158,12 @@ def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
 
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
+
+
+def _code_around(module: Any) -> CodeType | None:
+    """The code in whose frame torch calls the hooks of a step and the step itself."""
+    consts = module.Optimizer.profile_hook_step.__code__.co_consts
+    return next((const for const in consts if isinstance(const, CodeType)), None)
 
 
 # --- everything else that stops a loop ------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.inside.batches import batch_bytes, tokens_of
 from stoker.inside.boot import HANDLE
+from stoker.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.inside.switch import ident, now
 
 T = TypeVar("T")
@@ -43,23 +44,27 @@ class _Timed(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        start = now()
-        self._guarded(lambda: self._begin(start))
+        kind, start = "data", now()
+        self._note = NO_TOKENS
+        self._guarded(self._begin)
         try:
             batch = next(self._batches)
         except BaseException as error:
-            ended = (now(), ident(), start, -1, 0, isinstance(error, StopIteration))
-            self._probe.put((self._probe.loop.end_data, *ended))
+            last = isinstance(error, StopIteration) and self._note == EVALUATED
+            self._probe.marks.append((kind, start, now(), ident(), 0, EXHAUSTED if last else self._note))
             raise
-        self._guarded(lambda: self._end(start, batch))
+        self._guarded(lambda: self._look(batch))
+        self._probe.marks.append((kind, start, now(), ident(), 0, self._note))
         return batch
 
-    def _begin(self, start: float) -> None:
-        evaluating = "torch" in sys.modules and self._roots.evaluating(self)
-        self._probe.put((self._probe.loop.begin_data, start, ident(), evaluating))
+    def _begin(self) -> None:
+        self._probe.begin()
+        if "torch" in sys.modules and self._roots.evaluating(self):
+            self._note = EVALUATED
 
-    def _end(self, start: float, batch: T) -> None:
-        self._probe.put((self._probe.loop.end_data, now(), ident(), start, tokens_of(batch)))
+    def _look(self, batch: T) -> None:
+        if self._note != EVALUATED:
+            self._note = tokens_of(batch)
         if not self._probe.meta.get("loader"):
             self._probe.tell(loader={"kind": self._kind, "batch_bytes": batch_bytes(batch)})
 

@@ -1,9 +1,9 @@
 """Inside a training process: takes the marks of the hooks, and has them read and written.
 
-A hook only puts a mark: the method of `Loop` that reads it, the moment, the thread, and what there is to say.
-Between two operations of torch each Python function called costs microseconds, most likely in cold caches:
-books kept inside the hooks took some 80 us of a step, marks take 15 to 24. The watching thread reads them
-twenty times a second, later five times; a process that is killed loses those not yet read.
+A hook only puts a mark, when what it watches has ended. Between two operations of torch each Python function
+called costs a microsecond and each object touched a part of one, most likely in cold caches: books kept
+inside the hooks took some 80 us of a step, marks of begins and ends 24, marks of ends alone 12. The watching
+thread reads them four times a second, at first more often; a process that is killed loses those not yet read.
 
 One Probe a process. It opens its files when the process first does something a trainer does, so launchers and
 loader workers leave no trace; a forked child forgets its parent's files at once.
@@ -16,32 +16,32 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from stoker import spans
 from stoker.inside import process
-from stoker.inside.loop import Loop
+from stoker.inside.loop import Loop, Mark
 from stoker.inside.stalls import Stalls
 from stoker.inside.switch import Switch
 from stoker.runs.files import Events, write_meta
 from stoker.spans import Recorder, Ring
 
 STEPS = 1 << 17
-_MARKS = 1 << 16  # that are kept unread: a reader that has stopped must not fill the memory
-Mark = tuple[Any, ...]  # a method of Loop and its arguments
+_MARKS = 1 << 14  # that are kept unread: where nobody reads them they must not fill the memory
 
 
 class Probe:
     """Where marks are put, and the files of this process."""
 
-    put: Callable[[Mark], None]  # from any thread; never raises
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._marks: deque[Mark] = deque(maxlen=_MARKS)
+        self.marks: deque[Mark] = deque(maxlen=_MARKS)  # appended to from any thread
+        self.optimizing: CodeType | None = (
+            None  # what runs while an optimizer steps: its hooks leave no frame
+        )
         self.loop = Loop(threading.get_ident(), now=time.monotonic())
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -52,40 +52,42 @@ class Probe:
         spans.record_to(None)
         self.recorder: Recorder | None = None
         self.meta: dict[str, Any] = {}  # plain JSON values
-        self.ranks = 1  # of the process group, once there is one
         self._stalls: Stalls | None = None
         self._opening, self._telling = threading.Lock(), threading.Lock()
         self._reading = threading.RLock()  # a signal may end the process while it reads
-        self._marks.clear()
+        self.marks.clear()
         self.loop.reset(threading.get_ident(), now=time.monotonic())
         self.events = Events(self._folder / f"events-{process.own_key()}.jsonl")
-        self.put = self._put_first
+        self.begun = False
 
     # --- marks ------------------------------------------------------------------------------------
 
-    def _put_first(self, mark: Mark) -> None:
-        """Open this process's files; where that fails, nothing is recorded of it."""
+    def begin(self) -> None:
+        """This process does what a trainer does: open its files, once. Where that fails, nothing is recorded
+        of it. To be called before the first mark is put."""
+        if self.begun:
+            return
         with self._opening:
-            if self.put == self._put_first:
-                try:
-                    self.put = _ignore if process.is_loader_worker() else self._open()
-                except Exception as error:
-                    self._give_up(error)
-        self.put(mark)
+            if self.begun:
+                return
+            self.begun = True
+            try:
+                if not process.is_loader_worker():
+                    self._open()
+            except Exception as error:
+                self._give_up(error)
 
     def read_marks(self) -> None:
         """Read what was put since the last time; never raises."""
         with self._reading:
             try:
-                for _ in range(len(self._marks)):
-                    mark = self._marks.popleft()
-                    mark[0](*mark[1:])
+                marks = self.marks
+                self.loop.read([marks.popleft() for _ in range(len(marks))])
             except Exception as error:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self.put = _ignore
-        self._marks.clear()
+        self.loop.reset(self.loop.thread, now=time.monotonic())  # what is read from now on goes nowhere
         Switch(self, "recording").fail(error)
 
     # --- files ------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ class Probe:
             if self.recorder is not None:
                 write_meta(self._folder / f"proc-{self.meta['key']}.json", self.meta)
 
-    def _open(self) -> Callable[[Mark], None]:
+    def _open(self) -> None:
         world, key = process.world(), process.own_key()
         recorder = Recorder(Ring(self._folder / f"spans-{key}.ring", rank=world.rank))
         steps = Ring(self._folder / f"steps-{key}.ring", capacity=STEPS, rank=world.rank)
@@ -108,11 +110,10 @@ class Probe:
         spans.record_to(recorder)
         self._stalls = Stalls(self, self._folder / f"memory-{key}.rows")
         self._stalls.start()
-        return self._marks.append
 
     def close(self) -> None:
         """At the end of the process; safe twice. Nothing that still runs may open its files again."""
-        self.put = _ignore
+        self.begun = True
         if self.recorder is None:
             return
         if self._stalls is not None:
@@ -123,7 +124,3 @@ class Probe:
             self.tell(closed=True)
         self.recorder = None
         spans.record_to(None)  # the ring stays mapped: a thread may be in the midst of a write
-
-
-def _ignore(mark: Mark) -> None:
-    """A loader worker, or a process whose files cannot be written."""

@@ -1,8 +1,8 @@
 """A thread inside the training process for what no hook can see: gaps, hangs, the allocator's counters.
 
-It wakes twenty times a second, later five times, reads the marks that the hooks have put, and mostly finds
-the loop inside a span. Only when the loop has been outside every span for longer than GAP_S does it look at
-the loop's frames, and only when no span has ended for HANG_S at everybody's.
+It wakes four times a second, at first more often, reads the marks that the hooks have put, and mostly finds
+that the loop has just ended a span. Only when that was longer than GAP_S ago does it look at the loop's
+frames, which say what it is in; when it was HANG_S ago, at everybody's.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.inside.switch import Switch
 from stoker.runs.files import Rows
 
 if TYPE_CHECKING:
-    from stoker.inside.loop import Loop
     from stoker.inside.probe import Probe
 
-TICK_S = 0.05
-CALM_TICK_S = 0.2  # after CALM_S: a loop's gaps are known by then, and to wake costs more than to read
-CALM_S = 30.0
+TICK_S = 0.25  # to wake takes some 170 us, as much as to read the marks of 30 steps
+FIRST_TICK_S = 0.05  # for FIRST_S: a job of a few steps has gaps too
+FIRST_S = 5.0
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0
 MEMORY_S = 1.0
 _STACKS = 500  # events of one process: a gap in every step of a long run says nothing new
 _FRAMES = 40
+_OWN = os.path.dirname(__file__)
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -59,9 +59,9 @@ class Stalls:
 
     def _run(self) -> None:
         looks = [self._gap, self._hang, self._allocator]
-        calm = time.monotonic() + CALM_S
+        settled = time.monotonic() + FIRST_S
         while not self._over:
-            time.sleep(TICK_S if time.monotonic() < calm else CALM_TICK_S)
+            time.sleep(TICK_S if time.monotonic() > settled else FIRST_TICK_S)
             self._probe.read_marks()
             now = time.monotonic()
             for look in list(looks):
@@ -75,14 +75,17 @@ class Stalls:
         """The loop is in no span: name the frame it is in, once a gap and again while it doubles."""
         probe, loop = self._probe, self._probe.loop
         gap_s = now - loop.touched
-        if loop.open or not loop.number or gap_s < GAP_S or not self._stacks_left:
+        if not loop.number or gap_s < GAP_S or not self._stacks_left:
             self._gap_told = 0.0
             return
         if gap_s < 2 * self._gap_told:
             return
-        frames = frames_of(loop.thread)
+        frame = frame_of(loop.thread)
+        if frame is None or spans_around(frame, optimizing=probe.optimizing):
+            return
+        frames = _lines(frame)
         probe.read_marks()
-        if frames and not loop.open and now - loop.touched >= GAP_S:  # it may have gone on meanwhile
+        if now - loop.touched >= GAP_S:  # it may have gone on meanwhile
             self._gap_told = gap_s
             self._stacks_left -= 1
             probe.events.say("stack", top_user_frame(frames), seconds=gap_s, frames=frames)
@@ -96,10 +99,11 @@ class Stalls:
             self._hang_told = 0.0
         elif not self._hang_told or now - self._hang_told > SAY_AGAIN_S:
             self._hang_told, self._hang_began = now, loop.touched
-            inside = loop.open[-1] if loop.open else ""
-            probe.events.say("hang", _hang_text(loop, inside), **self._hang_facts(silent_s, inside))
+            frame = frame_of(loop.thread)
+            inside = spans_around(frame, optimizing=probe.optimizing)
+            probe.events.say("hang", _hang_text(frame, inside), **self._hang_facts(silent_s, inside))
 
-    def _hang_facts(self, silent_s: float, inside: str) -> dict[str, Any]:
+    def _hang_facts(self, silent_s: float, inside: list[Inside]) -> dict[str, Any]:
         loop = self._probe.loop
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         mine = threading.get_ident()
@@ -108,13 +112,14 @@ class Stalls:
             for ident, frame in sys._current_frames().items()
             if ident != mine
         }
+        collectives = [one.name for one in inside if one.name]
         return {
             "seconds": silent_s,
-            "inside": inside,
+            "inside": inside[-1].kind if inside else "",
             "stacks": stacks,
-            "collective_seq": loop.collective_seq,
-            "collective_op": loop.collective_op,
-            "in_collective": "collective" in loop.open,
+            "collective_seq": loop.collectives + len(collectives),
+            "collective_op": collectives[0] if collectives else loop.collective,
+            "in_collective": any(one.kind == "collective" for one in inside),
             "flight": flight(),
         }
 
@@ -133,16 +138,37 @@ class Stalls:
         self._memory.add(now, readings)
 
 
-def frames_of(ident: int) -> list[str]:
-    """Where a thread is, outermost first; nothing of one that has ended."""
-    frame = sys._current_frames().get(ident)
-    return _lines(frame) if frame is not None else []
+class Inside(NamedTuple):
+    """A span that has not ended; of a collective its name."""
+
+    kind: str
+    name: str = ""
+
+
+def spans_around(frame: FrameType | None, *, optimizing: CodeType | None) -> list[Inside]:
+    """The spans that a thread is in, outermost first: those of our frames that name the `kind` of theirs, and
+    of torch's where an optimizer steps."""
+    found = []
+    while frame is not None:
+        if frame.f_code is optimizing:
+            found.append(Inside("optimizer"))
+        elif os.path.dirname(frame.f_code.co_filename) == _OWN:
+            told = frame.f_locals
+            if "kind" in told:
+                found.append(Inside(told["kind"], told.get("collective", "")))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Where a thread is; None of one that has ended."""
+    return sys._current_frames().get(thread)
 
 
 def top_user_frame(frames: list[str]) -> str:
     """The innermost frame that is not a library's: what the user can change."""
     own = [line for line in frames if not line.startswith((*_LIBRARIES, "<frozen"))]
-    return (own or frames)[-1]
+    return (own or frames or ["?"])[-1]
 
 
 def flight() -> dict[str, Any]:
@@ -162,14 +188,12 @@ def flight() -> dict[str, Any]:
     return found
 
 
-def _hang_text(loop: Loop, inside: str) -> str:
-    frames = frames_of(loop.thread)
-    where = top_user_frame(frames) if frames else "its thread has ended"
-    return f"{inside or 'outside every span'}: {where}"
+def _hang_text(frame: FrameType | None, inside: list[Inside]) -> str:
+    where = top_user_frame(_lines(frame)) if frame is not None else "its thread has ended"
+    return f"{inside[-1].kind if inside else 'outside every span'}: {where}"
 
 
 def _lines(frame: FrameType) -> list[str]:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=_FRAMES, lookup_lines=False)
-    own = os.path.dirname(__file__)
-    theirs = [one for one in reversed(summary) if os.path.dirname(one.filename) != own]
+    theirs = [one for one in reversed(summary) if os.path.dirname(one.filename) != _OWN]
     return [f"{one.filename}:{one.lineno} {one.name}" for one in theirs]

@@ -30,15 +30,11 @@ def skews(ranks: Sequence[tuple[str, Spans]]) -> Mapping[str, float]:
 
 
 def collective_ends(spans: Spans) -> dict[tuple[int, int], float]:
-    """Ends of outermost collectives by (step, which of the step): the same on every rank of a group."""
+    """Ends of collectives by (step, which of the step): the same on every rank of a group."""
     mine = spans.kind == _COLLECTIVE
     ends: dict[tuple[int, int], float] = {}
     counts: dict[int, int] = {}
-    last_end = -np.inf
-    for start, end, step in zip(spans.start[mine], spans.end[mine], spans.step[mine], strict=True):
-        if start < last_end:
-            continue  # inside the one before it: a wait inside an all_reduce
-        last_end = end
+    for end, step in zip(spans.end[mine], spans.step[mine], strict=True):
         ends[int(step), counts.get(int(step), 0)] = float(end)
         counts[int(step)] = counts.get(int(step), 0) + 1
     return ends

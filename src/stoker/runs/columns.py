@@ -69,13 +69,15 @@ def loop_thread(steps: Ring) -> int:
 
 
 def as_spans(ring: Ring, *, thread: int, shift_s: float) -> Spans:
-    """The spans of one thread whose kind is known, by start."""
+    """The spans of one thread whose kind is known, by start; nested ones of one kind are one."""
     kinds = np.array([KINDS.index(_KIND_OF[n]) if n in _KIND_OF else 255 for n in ring.names] or [255])
     kind = kinds[ring.records["what"]]
     mine = (ring.records["thread"] == thread) & (kind != 255)
     found, kind = ring.records[mine], kind[mine]
     order = np.lexsort((-found["end"], found["start"]))
     found, kind = found[order], kind[order]
+    outer = _outermost(kind, found["end"])
+    found, kind = found[outer], kind[outer]
     return Spans(
         kind=kind.astype(np.uint8),
         start=found["start"] + shift_s,
@@ -83,6 +85,15 @@ def as_spans(ring: Ring, *, thread: int, shift_s: float) -> Spans:
         step=found["step"].astype(np.int64),
         bytes=found["bytes"].astype(np.int64),
     )
+
+
+def _outermost(kinds: NDArray[Any], ends: Floats) -> NDArray[np.bool_]:
+    """Of spans by start, the longest first where they begin together: those in no other one of their kind."""
+    outer = np.ones(len(kinds), bool)
+    for kind in np.unique(kinds):
+        mine = kinds == kind
+        outer[mine] = ends[mine] > np.maximum.accumulate(np.append(-np.inf, ends[mine]))[:-1]
+    return outer
 
 
 def as_steps(ring: Ring, *, flops_per_token: float, shift_s: float) -> Steps:

@@ -65,30 +65,26 @@ def diagnosed(run: Path) -> list[dict]:
     return json.loads(done.stdout)["findings"]
 
 
-def measure_verdicts(folder: Path, faults: list[str], seconds: float, keep: Path | None) -> dict:
-    verdicts = {}
-    for fault in faults:
-        begin = time.monotonic()
-        run = (keep or folder) / f"run-{fault}"
-        watched(run, job(fault, seconds, folder))
-        findings = diagnosed(run)
-        first = findings[0] if findings else {"kind": "", "cause": ""}
-        wanted = first["kind"] == EXPECTED[fault] and first["cause"] == CAUSES.get(fault, first["cause"])
-        others = [f"{finding['kind']}/{finding['cause']}" for finding in findings[1:]]
-        verdicts[fault] = {
-            "expected": EXPECTED[fault],
-            "found": first["kind"],
-            "cause": first["cause"],
-            "others": others,
-            "right": wanted and not others,
-            "share": first.get("share"),
-            "evidence": first.get("evidence"),
-        }
-        print(
-            f"{fault:16} {first['kind']}/{first['cause']} {others} {time.monotonic() - begin:.0f} s",
-            file=sys.stderr,
-        )
-    return verdicts
+def measure_verdict(folder: Path, fault: str, seconds: float, keep: Path | None) -> dict:
+    begin = time.monotonic()
+    run = (keep or folder) / f"run-{fault}"
+    watched(run, job(fault, seconds, folder))
+    findings = diagnosed(run)
+    first = findings[0] if findings else {"kind": "", "cause": ""}
+    wanted = first["kind"] == EXPECTED[fault] and first["cause"] == CAUSES.get(fault, first["cause"])
+    others = [f"{finding['kind']}/{finding['cause']}" for finding in findings[1:]]
+    print(
+        f"{fault:16} {first['kind']}/{first['cause']} {others} {time.monotonic() - begin:.0f} s", flush=True
+    )
+    return {
+        "expected": EXPECTED[fault],
+        "found": first["kind"],
+        "cause": first["cause"],
+        "others": others,
+        "right": wanted and not others,
+        "share": first.get("share"),
+        "evidence": first.get("evidence"),
+    }
 
 
 def measure_cost(folder: Path, seconds: float, turns: int) -> dict:
@@ -103,8 +99,6 @@ def measure_cost(folder: Path, seconds: float, turns: int) -> dict:
             else:
                 watched(folder / f"cost-{turn}", command)
             medians.append(statistics.median(json.loads(steps.read_text())[10:]))
-    if not turns:
-        return {}
     base = statistics.median(alone)
     return {
         "alone_ms": [1e3 * value for value in alone],
@@ -142,22 +136,30 @@ def main() -> None:
     import torch
 
     machine = {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count()}
-    with tempfile.TemporaryDirectory(prefix="gpu-watch-") as name:
-        folder = Path(name)
-        verdicts = measure_verdicts(folder, given.only.split(","), given.seconds, given.keep)
-        cost = measure_cost(folder, given.seconds, given.turns)
-        price = measure_price(folder, given.seconds) if given.turns else {}
-    report = {
+    report: dict = {
         "question": __doc__.strip().splitlines()[0],
         "machine": {**machine, "gpu": torch.cuda.get_device_name()},
-        "right": sum(verdict["right"] for verdict in verdicts.values()),
-        "of": len(verdicts),
-        "verdicts": verdicts,
-        "cost": cost,
-        "price": price,
+        "verdicts": {},
     }
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({key: report[key] for key in ("right", "of", "cost", "price")}, indent=1))
+    faults = given.only.split(",") if given.only else []
+    with tempfile.TemporaryDirectory(prefix="gpu-watch-") as name:
+        folder = Path(name)
+        for fault in faults:
+            report["verdicts"][fault] = measure_verdict(folder, fault, given.seconds, given.keep)
+            write(report, given.out)
+        if given.turns:
+            report["cost"] = measure_cost(folder, given.seconds, given.turns)
+            write(report, given.out)
+            report["price"] = measure_price(folder, given.seconds)
+            write(report, given.out)
+    print(json.dumps({key: value for key, value in report.items() if key != "verdicts"}, indent=1))
+
+
+def write(report: dict, path: Path) -> None:
+    """After each part: what is cut short has said what it saw."""
+    verdicts = report["verdicts"].values()
+    counts = {"right": sum(verdict["right"] for verdict in verdicts), "of": len(verdicts)}
+    path.write_text(json.dumps({**report, **counts}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -234,3 +234,17 @@ def test_judging_is_pure(tmp_path: Path) -> None:
 
 def test_every_threshold_says_why() -> None:
     assert all(len(threshold.why) > 20 for threshold in THRESHOLDS.values())
+
+
+def test_a_first_step_that_loads_its_kernels_is_no_fault(verdict_on: Callable[[Run], Verdict]) -> None:
+    """It is booked as computing, while the card has nothing to do."""
+    shows = {"compute": FED, "slow": Shows(cores=1.0)}
+    run = Run(label="healthy", steps=80, shows=shows)
+    run.pieces = lambda step, compute: [*([("slow", 3.0)] if step == 1 else []), ("compute", compute)]
+    assert [finding.kind for finding in verdict_on(run).findings] == ["healthy"]
+
+
+def test_a_late_first_batch_is_still_looked_at(verdict_on: Callable[[Run], Verdict]) -> None:
+    run = Run(label="data_starvation", steps=80, shows={"compute": FED, "data": Shows()})
+    run.pieces = lambda step, compute: [("data", 3.0 if step == 1 else compute), ("compute", compute)]
+    assert verdict_on(run).findings[0].kind == "data_starvation"

@@ -115,6 +115,17 @@ def test_a_ring_that_came_round_makes_a_shorter_recording(tmp_path: Path) -> Non
     assert run.hosts[0].samples.columns["cpu"][0] == 36.0
 
 
+def test_tokens_that_stoker_fed_are_those_of_the_step_they_were_handed_out_for(tmp_path: Path) -> None:
+    process = Process(tmp_path, rank=0, pid=7, params=2)
+    for number, tokens in enumerate((0, 8, 16)):
+        if tokens:  # what the loader said before the process was seen to train is not there
+            process.spans.write("load.tokens", number + 0.1, number + 0.1, -1, tokens, 0)
+        process.step(number, float(number), number + 1.0)
+    (rank,) = runs.read(tmp_path).ranks
+    np.testing.assert_array_equal(rank.steps.tokens, [np.nan, 8, 16])
+    np.testing.assert_array_equal(rank.steps.flops[1:], [8 * 12, 16 * 12])
+
+
 @given(skew_s=st.floats(-3600, 3600), jitter_s=st.floats(0, 0.01))
 def test_clock_skew_between_nodes_is_removed_by_collective_ends(
     tmp_path_factory: pytest.TempPathFactory, skew_s: float, jitter_s: float

@@ -96,10 +96,12 @@ def _outermost(kinds: NDArray[Any], ends: Floats) -> NDArray[np.bool_]:
     return outer
 
 
-def as_steps(ring: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
-    """Finished steps; the bytes of a step's record are its tokens, -1 where unknown."""
+def as_steps(ring: Ring, spans: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
+    """Finished steps; the bytes of a step's record are its tokens. Where those are -1 they are what a loader
+    of ours has handed out since the step before."""
     found = ring.records
-    tokens = np.where(found["bytes"] >= 0, found["bytes"].astype(float), np.nan)
+    known = found["bytes"].astype(float)
+    tokens = np.where(known >= 0, known, _handed_out(spans, found["end"]))
     return Steps(
         number=found["step"].astype(np.int64),
         start=found["start"] + shift_s,
@@ -107,6 +109,16 @@ def as_steps(ring: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
         tokens=tokens,
         flops=tokens * flops_per_token,
     )
+
+
+def _handed_out(spans: Ring, ends: Floats) -> Floats:
+    """Tokens of `stoker.feed` up to each of these ends, from the one before on; NaN until some are seen."""
+    if "load.tokens" not in spans.names or not len(ends):
+        return np.full(len(ends), np.nan)
+    told = spans.records[spans.records["what"] == spans.names.index("load.tokens")]
+    before = np.searchsorted(told["start"], ends, side="right")
+    total = np.append(0, np.cumsum(told["bytes"]))[before]
+    return np.where(total > 0, np.diff(total, prepend=0), np.nan)
 
 
 def read_rows(path: Path, *, shift_s: float) -> Samples:

@@ -72,7 +72,7 @@ def _process(folder: Path, meta: Meta, began: float) -> _Process:
         node=meta["node"],
         gpu=meta.get("gpu"),
         spans=as_spans(spans, thread=loop_thread(steps), shift_s=shift_s),
-        steps=as_steps(steps, flops_per_token=6.0 * (meta.get("params") or np.nan), shift_s=shift_s),
+        steps=as_steps(steps, spans, flops_per_token=6.0 * (meta.get("params") or np.nan), shift_s=shift_s),
         memory=read_rows(folder / f"memory-{key}.rows", shift_s=shift_s),
         events=read_events(folder / f"events-{key}.jsonl", shift_s=shift_s),
     )

@@ -185,6 +185,35 @@ def test_a_running_process_is_observed_from_outside(run_stoker: Callable[..., An
     assert run.hosts[0].samples.columns["trainer_running"].max() == 0
 
 
+def test_py_spy_names_the_line_a_running_process_stands_in(
+    run_stoker: Callable[..., Any], tmp_path: Path
+) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text("import time\n\ndef decode():\n    print(flush=True)\n    time.sleep(2)\n\ndecode()\n")
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        done = run_stoker("watch", "--out", "run", "--gpu", "none", "--pid", process.pid)
+    run = runs.read(tmp_path / "run")
+    assert done.rc == 0, done.stderr
+    assert [str(line) for line in run.facts["missing"] if "stacks" in line] == []
+    assert said(run.ranks[0], "stack")[0] == f"{script}:5 decode"
+
+
+def test_what_py_spy_may_not_read_is_said(run_stoker: Callable[..., Any], tmp_path: Path) -> None:
+    refused = tmp_path / "bin" / "py-spy"
+    refused.parent.mkdir()
+    refused.write_text(
+        "#!/bin/sh\necho 'Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n"
+    )
+    refused.chmod(0o755)
+    with subprocess.Popen(["sleep", "1.5"]) as process:
+        path = {"PATH": f"{refused.parent}:{os.environ['PATH']}"}
+        run_stoker("watch", "--out", "run", "--gpu", "none", "--pid", process.pid, env=path)
+    missing = runs.read(tmp_path / "run").facts["missing"]
+    assert any(line.startswith("no Python stacks: Permission Denied") for line in missing)
+
+
 def test_a_finished_run_is_not_written_into(run_stoker: Callable[..., Any]) -> None:
     assert run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true").rc == 0
     done = run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true")

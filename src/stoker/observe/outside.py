@@ -16,7 +16,7 @@ from typing import Any
 from stoker.errors import UsageError
 from stoker.observe.sampler import lives
 from stoker.observe.watch import Node, Options, begin_run, sampling
-from stoker.runs.files import Clock, Events, process_key, write_meta
+from stoker.runs.files import VERSION, Clock, Events, process_key, write_meta
 
 _LOOK_S = 0.5
 _LOOKS_PER_STACK = 20
@@ -73,7 +73,14 @@ class _Stacks:
         self._program = _find_py_spy()
         key = process_key(node.name, pid)
         self._events = Events(folder / f"events-{key}.jsonl")
-        identity = {"key": key, "pid": pid, "node": node.name, "rank": _rank(pid), "began": time.time()}
+        identity = {
+            "version": VERSION,
+            "key": key,
+            "pid": pid,
+            "node": node.name,
+            "rank": _rank(pid),
+            "began": time.time(),
+        }
         write_meta(folder / f"proc-{key}.json", {**identity, "clock": Clock.here().as_dict()})
         if self._program is None:
             node.miss("no Python stacks: py-spy is not installed (pip install py-spy)")

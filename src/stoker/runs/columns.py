@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,11 @@ def read_ring(path: Path) -> Ring:
             head = file.read(FIRST)
         if len(head) < FIRST or not head.startswith(MAGIC):
             raise ValueError("no ring")
-        _, _, capacity, _, _, named = HEAD.unpack_from(head)
-        mapped = np.memmap(path, _RECORD, "r", offset=FIRST, shape=(capacity,))
+        _, size, capacity, _, _, named = HEAD.unpack_from(head)
+        whole = (path.stat().st_size - FIRST) // _RECORD.itemsize  # fewer where a copy of it was cut
+        if size != _RECORD.itemsize or not whole:
+            raise ValueError("nothing to read here")
+        mapped = np.memmap(path, _RECORD, "r", offset=FIRST, shape=(min(capacity, whole),))
     except (OSError, ValueError):
         return Ring(names=(), records=np.empty(0, _RECORD), lost=0)
     names = tuple(head[HEAD_BYTES : HEAD_BYTES + named].decode(errors="replace").split("\n")[:-1])
@@ -132,15 +136,18 @@ def read_rows(path: Path, *, shift_s: float) -> Samples:
 
 
 def read_events(path: Path, *, shift_s: float) -> tuple[Event, ...]:
-    """Every whole line."""
+    """Every whole line; one that a full disk cut short is left out."""
     try:
         lines = path.read_text("utf-8", "replace").split("\n")[:-1]
     except OSError:
         return ()
-    found = [json.loads(line) for line in lines]
-    return tuple(
-        Event(t=one["t"] + shift_s, what=one["what"], text=one["text"], facts=one["facts"]) for one in found
-    )
+    found = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):
+            one = json.loads(line)
+            event = Event(t=one["t"] + shift_s, what=one["what"], text=one["text"], facts=one["facts"])
+            found.append(event)
+    return tuple(found)
 
 
 def _later_parts(path: Path) -> list[Path]:

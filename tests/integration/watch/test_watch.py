@@ -214,6 +214,30 @@ def test_what_py_spy_may_not_read_is_said(run_stoker: Callable[..., Any], tmp_pa
     assert any(line.startswith("no Python stacks: Permission Denied") for line in missing)
 
 
+def test_what_torch_compiles_finds_nothing_of_ours(watch: Callable[..., tuple[Any, Recording]]) -> None:
+    done, run = watch(sys.executable, PROGRAMS / "compiled.py")
+    assert (done.rc, done.stdout) == (0, "compiled\n"), done.stderr
+    assert len(run.ranks[0].steps.end) == 5
+    assert said(run.ranks[0], "hook off") == []
+
+
+def test_where_a_run_cannot_be_written_nothing_is_started(
+    run_stoker: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = run_stoker("watch", "--out", "file", "--gpu", "none", "--", "echo", "started")
+    assert (done.rc, done.stdout) == (2, "")
+    assert "cannot be written to file: File exists\nhint: give another folder" in done.stderr
+
+
+def test_a_run_folder_that_goes_away_takes_nothing_with_it(run_stoker: Callable[..., Any]) -> None:
+    script = 'rm -rf run; "$PYTHON" "$LOOP" odd && exit 5'
+    env = {"PYTHON": sys.executable, "LOOP": str(PROGRAMS / "loop.py"), "OMP_NUM_THREADS": "1"}
+    done = run_stoker("watch", "--out", "run", "--hz", 20, "--gpu", "none", "--", "sh", "-c", script, env=env)
+    assert (done.rc, done.stdout) == (5, "trained\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_finished_run_is_not_written_into(run_stoker: Callable[..., Any]) -> None:
     assert run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true").rc == 0
     done = run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true")

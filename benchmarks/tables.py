@@ -173,6 +173,33 @@ def watch() -> str:
     return "\n".join(rows) + "\n\n" + said
 
 
+def watch_cost() -> str:
+    """What a step pays for being watched, and beside others where they were measured in turns."""
+    found = json.loads((RESULTS / "hook_cost.json").read_text())
+    rows = [f"| {name} | {us:.1f} µs |" for name, us in found["hooks_us"].items()]
+    rows += [
+        f"| all hooks, in the loop's thread | {found['loop_us']:.1f} µs |",
+        f"| the thread that reads their marks | {found['reader_us']:.1f} µs |",
+        f"| **sum** | **{found['sum_us']:.1f} µs**, {found['sum_us'] / found['step_us']:.2%} of the step |",
+    ]
+    head = [f"| of a step of {found['step_us'] / 1e3:.1f} ms, {found['cores']} cores | |", "|---|---|"]
+    return "\n".join([*head, *rows]) + "\n" + _beside_peers()
+
+
+def _beside_peers() -> str:
+    report = json.loads((RESULTS / "watch_overhead.json").read_text())
+    if "steps_a_block" not in report:
+        return ""  # of an earlier method, which could not tell them apart
+    names = {"null": "nothing (the null control)", "stoker": "`stoker watch`", "traceml": "traceml-ai"}
+    head = [f"| whole steps of {report['plain_step_ms']:.1f} ms, in turns | wall | CPU |", "|---|---|---|"]
+    rows = [
+        f"| {names.get(mode, mode)} | {wall['us']:.0f} ± {wall['error']:.0f} µs | "
+        f"{report['cpu'][mode]['us']:.0f} ± {report['cpu'][mode]['error']:.0f} µs |"
+        for mode, wall in report["wall"].items()
+    ]
+    return "\n" + "\n".join([*head, *rows]) + "\n"
+
+
 def scenarios() -> str:
     """Real faults in real jobs: what each watcher made of them, in sum."""
     report = json.loads((RESULTS / "scenarios.json").read_text())
@@ -289,6 +316,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "checkpoint": checkpoint,
     "gpu_checkpoint": gpu_checkpoint,
     "watch": watch,
+    "watch_cost": watch_cost,
     "scenarios": scenarios,
     "confusion": confusion,
     "scenario_runs": scenario_runs,

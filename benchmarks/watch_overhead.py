@@ -1,21 +1,22 @@
-"""What does watching cost a training loop, for each step and in all?
+"""What does watching cost a training loop, beside what other watchers cost it?
 
-Method: one loop (DataLoader, forward, backward, optimizer; sized to about 3 ms a step) in processes of its
-own, run in rounds: plain, plain again (the null control), under `stoker watch`, under traceml-ai where it is
-installed, under torch.profiler. The order within a round turns from round to round, so that a machine that
-becomes slower hurts all alike. Each process throws its first steps away and prints the median time of the
-others and the CPU time of its main thread for each. A cost is the difference to the plain run of the same
-round; given are the median over rounds and the middle half. The difference of the two plain runs says what
-this machine can tell apart at all.
+Method: one loop (DataLoader, forward, backward, optimizer; some 3 ms a step) in five processes at once:
+plain, plain again (the null control), under `stoker watch`, under traceml-ai where it is installed, with
+torch.profiler. They take turns: each runs a block of steps while the others wait for theirs, and the order
+turns from cycle to cycle. A cost is the difference of a block to the plain one of the same cycle, half a
+second away, so that a machine that becomes slower hurts all alike; given are the median over all cycles, the
+middle half and the error of the median. Two processes of one program differ too, by where their memory lies:
+so there are rounds, each with new processes, and the plain ones compared with each other say what this can
+tell apart. `wall` is the usual step of a block; `cpu` is the CPU time of all threads of the process for each
+step. torch.profiler is started and stopped around each block, outside of what is timed.
 
-Whole processes differ by more than hooks cost, so the hooks are measured by themselves inside one process:
-`hook_cost.py` says how. (An earlier version turned hooks off by their own switches, block by block. Such a
-hook still passes calls on, and to the watching thread the silence is a gap in which it may take stacks.)
+The hooks alone are measured in one process by `hook_cost.py`, which is run too; the sampler beside the job by
+itself: CPU time of the watching process for each second.
 
-The sampler beside the job is measured by itself: CPU time of the watching process for each second.
+    python benchmarks/watch_overhead.py                                   # 6 rounds, some 6 minutes
+    python benchmarks/watch_overhead.py --rounds 1 --cycles 6 --quick     # does it work? writes nothing
 
-    python benchmarks/watch_overhead.py                     # 8 rounds, some 6 minutes
-    python benchmarks/watch_overhead.py --rounds 2 --steps 300 --no-write     # does it work?
+What is known is written after every round, so a run that is cut leaves its results.
 """
 
 from __future__ import annotations
@@ -25,48 +26,67 @@ import contextlib
 import json
 import os
 import platform
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-WARM = 100
+WARM = 100  # steps before the first block
+PATIENCE_S = 90  # for a process to begin, or to end a block
 
 
 # --- the loop, in a process of its own ----------------------------------------------------------------
 
 
-def loop(mode: str, steps: int, width: int, device: str) -> dict[str, float]:
-    """Run the loop; seconds a step by the wall and by the main thread's CPU."""
+def loop(mode: str, options: argparse.Namespace) -> None:
+    """Run a block of steps at each line read from the turns, and say what it took."""
+    steps = training(mode, options)
+    for _ in range(WARM):
+        next(steps)
+    turns, told = (Path(options.folder) / name for name in ("turns", "told"))
+    with turns.open() as asked, told.open("w") as answers:
+        print("ready", file=answers, flush=True)
+        for _ in iter(asked.readline, "over\n"):
+            with profiler(mode):
+                answer = block(steps, options.steps)
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def block(steps: Iterator[None], count: int) -> dict[str, float]:
+    next(steps)  # the first one after a pause is another one
+    seconds, cpu_began = [], time.process_time()
+    for _ in range(count):
+        began = time.perf_counter()
+        next(steps)
+        seconds.append(time.perf_counter() - began)
+    return {"wall": statistics.median(seconds), "cpu": (time.process_time() - cpu_began) / count}
+
+
+def training(mode: str, options: argparse.Namespace) -> Iterator[None]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
+    width, device = options.width, options.device
     model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(4)]).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    data = TensorDataset(torch.randn(16 * (steps + WARM), width))
+    data = TensorDataset(torch.randn(16 * 256, width))
     around = step_context(mode, model)
-    walls, cpu_began = [], 0.0
-    with profiler(mode):
-        began = time.perf_counter()
-        for number, (batch,) in enumerate(DataLoader(data, batch_size=16)):
+    while True:
+        for (batch,) in DataLoader(data, batch_size=16):
             with around():
                 model(batch.to(device)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            now = time.perf_counter()
-            walls.append(now - began)
-            began = now
-            if number == WARM:
-                cpu_began = time.thread_time()
-        cpu_s = time.thread_time() - cpu_began
-    return {"wall_s": statistics.median(walls[WARM:]), "cpu_s": cpu_s / (len(walls) - WARM - 1)}
+            yield
 
 
 def step_context(mode: str, model: object):
@@ -87,39 +107,67 @@ def profiler(mode: str):
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
 
 
-# --- rounds -------------------------------------------------------------------------------------------
+# --- turns --------------------------------------------------------------------------------------------
 
 
-def run_block(mode: str, options: argparse.Namespace) -> dict[str, float]:
-    """One process of the loop; of the watching process also its own CPU time for each second."""
-    loop_command = [__file__, "--loop", mode, "--steps", str(options.steps), "--width", str(options.width)]
-    loop_command += ["--device", options.device]
-    with tempfile.TemporaryDirectory() as folder:
-        command = {
-            "stoker": [
-                sys.executable,
-                "-m",
-                "stoker.cli",
-                "watch",
-                "--out",
-                f"{folder}/run",
-                "--",
-                sys.executable,
-            ],
-            "traceml": ["traceml", "run", "--logs-dir", folder, "--aggregator-port", str(free_port())],
-        }.get(mode, [sys.executable])
-        if mode == "traceml":
-            command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
-            loop_command = [loop_command[0], "--args", *loop_command[1:]]
-        report = Path(folder) / "report.json"
-        environ = {**os.environ, "STOKER_BENCH_REPORT": str(report)}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            [*command, *loop_command], env=environ, capture_output=True, text=True, cwd=folder
-        )
-        if not report.exists():
-            raise RuntimeError(f"{mode} gave no report:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return json.loads(report.read_text())
+class Trainer:
+    """A process of the loop, under a watcher or not, that runs a block when it is told to."""
+
+    def __init__(self, mode: str, options: argparse.Namespace) -> None:
+        self.mode = mode
+        self._folder = tempfile.TemporaryDirectory()
+        for name in ("turns", "told"):
+            os.mkfifo(Path(self._folder.name) / name)
+        # Opened for both ends: neither side waits for the other to open.
+        self._turns, self._told = (os.open(f"{self._folder.name}/{n}", os.O_RDWR) for n in ("turns", "told"))
+        self._log = Path(self._folder.name) / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command(mode, self._folder.name, options),
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder.name,
+            )  # fmt: skip
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def answer(self) -> str:
+        deadline, line = time.monotonic() + PATIENCE_S, b""
+        while not line.endswith(b"\n"):
+            if select.select([self._told], [], [], 1)[0]:
+                line += os.read(self._told, 4096)
+            elif self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.mode} does not answer:\n{self._log.read_text()[-2000:]}")
+        return line.decode()
+
+    def block(self) -> dict[str, float]:
+        os.write(self._turns, b"go\n")
+        return json.loads(self.answer())
+
+    def __exit__(self, *_: object) -> None:
+        os.write(self._turns, b"over\n")
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait()
+        os.close(self._turns)
+        os.close(self._told)
+        self._folder.cleanup()
+
+
+def command(mode: str, folder: str, options: argparse.Namespace) -> list[str]:
+    own = [
+        "--loop", mode, "--folder", folder, "--steps", str(options.steps), "--width", str(options.width),
+        "--device", options.device,
+    ]  # fmt: skip
+    if mode == "stoker":
+        watch = [sys.executable, "-m", "stoker.cli", "watch", "--out", f"{folder}/run", "--"]
+        return [*watch, sys.executable, __file__, *own]
+    if mode == "traceml":
+        traceml = [str(Path(sys.executable).parent / "traceml"), "run", "--logs-dir", folder]
+        return [*traceml, "--aggregator-port", str(free_port()), __file__, "--args", *own]
+    return [sys.executable, __file__, *own]
 
 
 def free_port() -> int:
@@ -128,14 +176,29 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def one_round(modes: list[str], options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
+    """The blocks of each cycle by mode, of processes begun for this round."""
+    with contextlib.ExitStack() as stack:
+        trainers = [stack.enter_context(Trainer(mode, options)) for mode in modes]
+        for trainer in trainers:
+            trainer.answer()
+        cycles = []
+        for number in range(options.cycles):
+            turn = number % len(modes)
+            cycles.append({one.mode: one.block() for one in trainers[turn:] + trainers[:turn]})
+        return cycles
+
+
+# --- the rest -----------------------------------------------------------------------------------------
+
+
 def sampler_share(seconds: float = 20.0) -> float:
     """CPU seconds a second of a watcher at 1 Hz beside a command that does nothing, once it has started."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "stoker.cli", "watch", "--out", f"{folder}/run", "--"]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        watch = [sys.executable, "-m", "stoker.cli", "watch", "--out", f"{folder}/run", "--"]
         with subprocess.Popen(
-            [*command, "sleep", str(seconds + 4)],
-            env=environ,
+            [*watch, "sleep", str(seconds + 4)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as watcher:
@@ -153,53 +216,75 @@ def cpu_s_of(pid: int) -> float:
 
 def hooks() -> dict[str, object]:
     """What hook_cost.py finds, in a process of its own."""
-    command = [sys.executable, str(Path(__file__).with_name("hook_cost.py"))]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    script = [sys.executable, str(Path(__file__).with_name("hook_cost.py")), "--blocks", "300"]
+    return json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
 
 
-def costs(blocks: list[dict[str, dict[str, float]]], mode: str, clock: str) -> dict[str, float]:
-    """Microseconds a step over the plain run of the same round."""
-    found = [1e6 * (one[mode][clock] - one["plain"][clock]) for one in blocks]
-    low, _, high = statistics.quantiles(found, n=4) if len(found) > 1 else (found[0],) * 3
-    plain = statistics.median(1e6 * one["plain"][clock] for one in blocks)
-    middle = statistics.median(found)
-    return {"us": middle, "us_low": low, "us_high": high, "percent": 100 * middle / plain}
+def costs(cycles: list[dict[str, dict[str, float]]], mode: str, clock: str) -> dict[str, float]:
+    """Microseconds a step over the plain block of the same cycle."""
+    found = [1e6 * (one[mode][clock] - one["plain"][clock]) for one in cycles]
+    plain = statistics.median(1e6 * one["plain"][clock] for one in cycles)
+    low, middle, high = statistics.quantiles(found, n=4)
+    error = 1.25 * (high - low) / 1.35 / len(found) ** 0.5
+    return {"us": middle, "us_low": low, "us_high": high, "error": error, "percent": 100 * middle / plain}
+
+
+def summary(
+    rounds: list[list[dict[str, dict[str, float]]]], options: argparse.Namespace
+) -> dict[str, object]:
+    cycles = [one for each in rounds for one in each]
+    watched = [mode for mode in cycles[0] if mode != "plain"]
+    return {
+        "question": __doc__.partition("\n")[0],
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "device": options.device},
+        "versions": {name: version(name) for name in ("torch", "traceml-ai")},
+        "rounds": len(rounds), "cycles": options.cycles, "steps_a_block": options.steps,
+        "plain_step_ms": statistics.median(1e3 * one["plain"]["wall"] for one in cycles),
+        "wall": {mode: costs(cycles, mode, "wall") for mode in watched},
+        "cpu": {mode: costs(cycles, mode, "cpu") for mode in watched},
+        "wall_us_by_round": {m: [costs(each, m, "wall")["us"] for each in rounds] for m in watched},
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--cycles", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="of a block")
+    parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-write", action="store_true", help="do not touch benchmarks/results")
+    parser.add_argument("--quick", action="store_true", help="no hook_cost.py, no sampler, nothing written")
     parser.add_argument("--loop", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
-        report = loop(options.loop, options.steps, options.width, options.device)
-        Path(os.environ["STOKER_BENCH_REPORT"]).write_text(json.dumps(report))
+        loop(options.loop, options)
         return
+    began = time.monotonic()
     modes = ["plain", "null", "stoker", "torch.profiler"]
     modes += ["traceml"] if util.find_spec("traceml_ai") else []
-    blocks = []
+    rounds, report = [], {}
     for number in range(options.rounds):
-        turn = number % len(modes)
-        blocks.append({mode: run_block(mode, options) for mode in modes[turn:] + modes[:turn]})
-        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-    report = {
-        "question": __doc__.partition("\n")[0],
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "device": options.device},
-        "versions": {name: version(name) for name in ("torch", "traceml-ai")},
-        "plain_step_ms": statistics.median(1e3 * one["plain"]["wall_s"] for one in blocks),
-        "wall": {mode: costs(blocks, mode, "wall_s") for mode in modes if mode != "plain"},
-        "cpu": {mode: costs(blocks, mode, "cpu_s") for mode in modes if mode != "plain"},
-        "hooks": hooks(),
-        "sampler_percent_of_a_core": 100 * sampler_share(),
-        "rounds": blocks,
-    }
-    print(json.dumps({name: value for name, value in report.items() if name != "rounds"}, indent=1))
-    if not options.no_write:
-        name = "watch_overhead.json" if options.device == "cpu" else f"watch_overhead_{options.device}.json"
+        rounds.append(one_round(modes, options))
+        report = summary(rounds, options)
+        said = ", ".join(f"{mode} {cost['us']:.0f} us" for mode, cost in report["wall"].items())
+        print(
+            f"round {number + 1} of {options.rounds}, {time.monotonic() - began:.0f} s: {said}",
+            file=sys.stderr,
+        )
+        write(report, options)
+    if not options.quick:
+        report["sampler_percent_of_a_core"] = 100 * sampler_share()
+        write(report, options)
+        print(f"sampler measured, {time.monotonic() - began:.0f} s; now the hooks", file=sys.stderr)
+        report["hooks"] = hooks()
+        write(report, options)
+    print(json.dumps(report, indent=1))
+
+
+def write(report: dict[str, object], options: argparse.Namespace) -> None:
+    name = "watch_overhead.json" if options.device == "cpu" else f"watch_overhead_{options.device}.json"
+    if not options.quick:
         (RESULTS / name).write_text(json.dumps(report, indent=1) + "\n")
 
 

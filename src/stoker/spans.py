@@ -142,6 +142,11 @@ def emit(what: str, *, start: float, end: float, step: int | None = None, bytes:
         recorder.write(what, start, end, NO_STEP if step is None else step, bytes)
 
 
+def is_recording() -> bool:
+    """Whether it is worth finding out what to emit."""
+    return _recorder is not None
+
+
 @contextmanager
 def span(what: str, *, step: int | None = None, bytes: int = 0) -> Iterator[None]:
     """Emit the time this block took."""

@@ -52,10 +52,19 @@ def test_a_healthy_run_exits_with_zero_and_has_no_cause(tmp_path: Path) -> None:
 def test_the_card_says_what_it_costs_what_to_change_and_what_was_not_seen(tmp_path: Path) -> None:
     ran = CliRunner().invoke(command, [str(trace(tmp_path / "a.jsonl", wait=0.1))])
     assert ran.stdout.startswith("a: 12.0 s, 60 steps")
-    for word in ("DATA_STARVATION", "costs", "seen", "change", "not seen", "time "):
+    for word in ("data starvation", "of GPU time lost", "evidence", "what to change", "not seen", "% sure"):
         assert word in ran.stdout
     assert "\x1b" not in ran.stdout
     assert max(map(len, ran.stdout.splitlines())) <= 120
+
+
+def test_where_there_is_no_verdict_it_is_said_why(tmp_path: Path) -> None:
+    path = trace(tmp_path / "a.jsonl", wait=0.0)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    ran = CliRunner().invoke(command, [str(path)])
+    assert ran.exit_code == 1
+    assert "too little was seen" in ran.stdout
+    assert "  - healthy: only 2 steps ended" in ran.stdout
 
 
 def test_two_runs_are_compared_and_a_slower_one_exits_with_one(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from stoker.formats import megatron
 from stoker.load.batch import Buffers
 from stoker.load.loader import Loader
 from stoker.reading.files import Folder
+from stoker.spans import read_spans, recording
 from stoker.world import World
 
 WORKERS = ["inline", "thread"]
@@ -640,3 +641,10 @@ def test_options_that_a_dataloader_has_are_told_where_they_are_here(corpus):
         Loader(corpus, batch_size=2, seq_len=8, num_workers=4)
     with pytest.raises(UsageError, match="did you mean batch_size"):
         Loader(corpus, batchsize=2, seq_len=8)
+
+
+def test_a_run_is_told_how_many_tokens_were_handed_out(corpus, tmp_path):
+    with recording(tmp_path / "run"), Loader(corpus, batch_size=4, seq_len=32) as loader:
+        shapes = [batch["input_ids"].shape for batch in loader]
+    told = [span.bytes for span in read_spans(tmp_path / "run") if span.what == "load.tokens"]
+    assert told == [rows * columns for rows, columns in shapes]

@@ -15,8 +15,8 @@ from stoker import runs
 from stoker.errors import BadInputError
 from stoker.recording import KINDS
 from stoker.runs.columns import read_events, read_rows
-from stoker.runs.files import Clock, Events, Rows, process_key, write_meta
-from stoker.spans import Ring
+from stoker.runs.files import VERSION, Clock, Events, Rows, process_key, write_meta
+from stoker.spans import FIRST, RECORD, Ring
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +113,49 @@ def test_a_ring_that_came_round_makes_a_shorter_recording(tmp_path: Path) -> Non
     assert run.ranks[0].spans.start[0] == 0.0
     assert run.ranks[0].steps.number[0] == 36
     assert run.hosts[0].samples.columns["cpu"][0] == 36.0
+
+
+def test_lines_and_files_that_are_damaged_are_left_out(tmp_path: Path) -> None:
+    process = Process(tmp_path, rank=0, pid=7)
+    process.step(0, 0.0, 1.0)
+    process.events.say("stack", "train.py:3 main")
+    path = tmp_path / f"events-{process.key}.jsonl"
+    path.write_text('{"t": 1, "wh\n\nnull\n[]\n' + path.read_text())
+    (tmp_path / "proc-b-8.json").write_text('{"another": "program\'s"}')
+    (rank,) = runs.read(tmp_path).ranks
+    assert [event.text for event in rank.events] == ["train.py:3 main"]
+
+
+def test_of_a_ring_whose_copy_was_cut_the_beginning_is_read(tmp_path: Path) -> None:
+    process = Process(tmp_path, rank=0, pid=7)
+    for number in range(10):
+        process.step(number, float(number), number + 1.0)
+    os.truncate(process.steps.path, FIRST + 4 * RECORD.size + 7)
+    assert runs.read(tmp_path).ranks[0].steps.number.tolist() == [0, 1, 2, 3]
+
+
+def test_a_run_of_another_version_is_refused(tmp_path: Path) -> None:
+    Process(tmp_path, rank=0, pid=7, version=VERSION + 1)
+    with pytest.raises(BadInputError, match=f"version {VERSION + 1}"):
+        runs.read(tmp_path)
+
+
+def test_why_a_process_has_no_files_is_said(tmp_path: Path) -> None:
+    watcher(tmp_path)
+    Events(tmp_path / "events-b-9.jsonl").say("hook off", "recording: disk full", hook="recording")
+    Events(tmp_path / "events-b-9.jsonl").say("hook off", "loader: odd", hook="loader")
+    assert runs.read(tmp_path).facts["missing"] == ["a process was not recorded: recording: disk full"]
+
+
+def test_tokens_that_stoker_fed_are_those_of_the_step_they_were_handed_out_for(tmp_path: Path) -> None:
+    process = Process(tmp_path, rank=0, pid=7, params=2)
+    for number, tokens in enumerate((0, 8, 16)):
+        if tokens:  # what the loader said before the process was seen to train is not there
+            process.spans.write("load.tokens", number + 0.1, number + 0.1, -1, tokens, 0)
+        process.step(number, float(number), number + 1.0)
+    (rank,) = runs.read(tmp_path).ranks
+    np.testing.assert_array_equal(rank.steps.tokens, [np.nan, 8, 16])
+    np.testing.assert_array_equal(rank.steps.flops[1:], [8 * 12, 16 * 12])
 
 
 @given(skew_s=st.floats(-3600, 3600), jitter_s=st.floats(0, 0.01))

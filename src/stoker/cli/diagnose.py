@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import textwrap
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import click
 if TYPE_CHECKING:
     from stoker.diagnose.compare import Comparison
     from stoker.diagnose.rules import Verdict
-    from stoker.findings import Finding
     from stoker.recording import Recording
 
 _KEYS = (
@@ -47,7 +46,10 @@ def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) ->
 
     recording = read_recording(run)
     verdict = diagnose(recording)
-    click.echo(json.dumps(plain(verdict), indent=1) if as_json else card(recording, verdict))
+    if as_json:
+        click.echo(json.dumps(plain(verdict), indent=1))
+    else:
+        show(recording, verdict)
     ctx.exit(0 if verdict.healthy else 1)
 
 
@@ -77,14 +79,17 @@ def _nothing(key: str) -> Any:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def card(recording: Recording, verdict: Verdict) -> str:
-    """The verdict to read: findings worst first, then where the time went."""
-    lines = [f"{recording.title}: {recording.wall_s:.1f} s, {_who(recording)}", ""]
-    for finding in verdict.findings:
-        lines += [*_finding(finding), ""]
+def show(recording: Recording, verdict: Verdict) -> None:
+    """The run in a line, the verdict card of all surfaces, and where there is no verdict, why."""
+    from stoker.report.card import show_card
+    from stoker.report.summary import summarise
+    from stoker.report.units import words
+
+    click.echo(f"{recording.title}: {recording.wall_s:.1f} s, {_who(recording)}\n")
+    show_card(summarise(recording, verdict.findings), sys.stdout)
     if not verdict.findings:
-        lines += [*_too_little(verdict), ""]
-    return "\n".join([*lines, _where(recording)])
+        reasons = [one for one in verdict.abstained if one.missing or one.kind == "healthy"]
+        click.echo("\n".join(["", "why not", *(f"  - {words(one.kind)}: {one.why}" for one in reasons)]))
 
 
 def _who(recording: Recording) -> str:
@@ -93,46 +98,6 @@ def _who(recording: Recording) -> str:
     cards = f"{len(recording.gpus)} × {', '.join(names)}" if names else "no GPU readings"
     ended = f", {recording.ended}" if recording.ended else ""
     return f"{steps} steps, {len(recording.ranks)} ranks, {cards}{ended}"
-
-
-def _finding(finding: Finding) -> list[str]:
-    name = finding.kind + (f" ({finding.cause})" if finding.cause else "")
-    lines = [textwrap.fill(f"{name.upper()}: {finding.summary}", 100, subsequent_indent="  ")]
-    if finding.kind != "healthy":
-        lines.append(
-            f"  costs    {finding.gpu_seconds:,.1f} GPU-seconds, {100 * finding.share:.1f}% of the time; "
-            f"{finding.speedup_if_gone:.2f}x quicker without it; confidence {finding.confidence:.2f}"
-        )
-    for label, texts in (
-        ("seen", finding.evidence),
-        ("change", finding.remedy),
-        ("not seen", finding.missing),
-    ):
-        lines += [_item(label if first else "", text) for first, text in _marked(texts)]
-    return lines
-
-
-def _marked(texts: tuple[str, ...]) -> list[tuple[bool, str]]:
-    return [(number == 0, text) for number, text in enumerate(texts)]
-
-
-def _item(label: str, text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent=f"  {label:8} ", subsequent_indent=" " * 11)
-
-
-def _too_little(verdict: Verdict) -> list[str]:
-    lines = ["NO VERDICT: too little was seen"]
-    lines += [_item(one.kind, one.why) for one in verdict.abstained if one.missing or one.kind == "healthy"]
-    return lines
-
-
-def _where(recording: Recording) -> str:
-    from stoker.diagnose.features import features
-
-    shares = sorted(features(recording).loop.share.items(), key=lambda item: -item[1])
-    return "time       " + ", ".join(
-        f"{name} {100 * share:.1f}%" for name, share in shares if share >= 0.0005
-    )
 
 
 # --- two runs -------------------------------------------------------------------------------------

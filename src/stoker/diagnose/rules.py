@@ -118,6 +118,8 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     card, loop = seen.card, seen.loop
     if card is None and (not loop.steps or seen.facts.get("gpu")):
         return "the GPU was not read"
+    if 0 < loop.steps < at("enough_steps"):
+        return f"only {loop.steps} step{'' if loop.steps == 1 else 's'} ended"
     if seen.ended and seen.ended not in _ENDED_WELL:
         return f"it ended badly: {seen.ended[:200]}"
     stops = ("collective_hang", "host_hang", "checkpoint_stall")

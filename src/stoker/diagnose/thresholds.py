@@ -115,6 +115,8 @@ THRESHOLDS = {
     "collective_on_host": Threshold(
         0.3, "the same of ranks that compute on the host: there the exchange uses the cores that compute"
     ),
+    # --- healthy
+    "enough_steps": Threshold(3, "the first ones allocate, compile and fill queues; fewer say nothing"),
 }
 
 

@@ -126,8 +126,10 @@ class Roots:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal inside
+            if is_compiling():  # first of all: what torch.compile traces must find nothing of ours
+                return methods[name](*args, **kwargs)
             thread = ident()
-            if thread == inside or is_compiling():
+            if thread == inside:
                 return methods[name](*args, **kwargs)
             kind, before, inside = "forward", inside, thread
             start = now()

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from stoker.runs.files import Clock, node_name, process_key
+from stoker.runs.files import VERSION, Clock, node_name, process_key
 from stoker.world import World
 
 
@@ -39,6 +39,7 @@ def world() -> World:
 def identity(world: World) -> dict[str, Any]:
     """What the meta file of this process begins with."""
     return {
+        "version": VERSION,
         "key": own_key(),
         "pid": os.getpid(),
         "node": node_name(),

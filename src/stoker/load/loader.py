@@ -25,13 +25,14 @@ from stoker.load.needs import files_in_order
 from stoker.load.options import OF_DATALOADERS, LoaderOptions
 from stoker.load.parts import make_parts
 from stoker.load.pipeline import Background, Group, Inline, Readers
-from stoker.load.report import LoaderReport
+from stoker.load.report import LoaderReport, emit_tokens
 from stoker.load.tune import Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
 from stoker.ordering.order import Cut
 from stoker.ordering.plan import Cursor
 from stoker.reading.dataset import Dataset, Source, open_dataset
 from stoker.reading.files import Files
+from stoker.spans import is_recording
 from stoker.world import usable_cores
 
 STATE_VERSION = 2
@@ -91,6 +92,8 @@ class Loader:
                 self._given += 1
                 self._delivered += 1
                 some = True
+                if is_recording():
+                    emit_tokens(batch)
                 yield batch
                 self._check_loop(loop)
             self._next_group()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
+from stoker import spans
+from stoker.load.batch import Batch
 from stoker.load.tune import Choice
 
 
@@ -20,3 +24,11 @@ class LoaderReport:
     read_alone: bool
     reader: str
     choices: tuple[Choice, ...]
+
+
+def emit_tokens(batch: Batch) -> None:
+    """Say how many tokens are handed out now; nothing of a batch that has none, or is not ours any more."""
+    tokens = batch.get("input_ids") if isinstance(batch, dict) else None
+    if tokens is not None:
+        now = time.monotonic()
+        spans.emit("load.tokens", start=now, end=now, bytes=math.prod(tokens.shape))

@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 from stoker.errors import UsageError
 from stoker.observe.sampler import lives
 from stoker.observe.watch import Node, Options, begin_run, sampling
-from stoker.runs.files import Clock, Events, process_key, write_meta
+from stoker.runs.files import VERSION, Clock, Events, process_key, write_meta
 
 _LOOK_S = 0.5
 _LOOKS_PER_STACK = 20
+_PATIENCE_S = 30
 _MISSING = (
     "no spans and no steps: the process was observed from outside; start it with `stoker watch -- …` for them"
 )
@@ -68,36 +70,60 @@ class _Stacks:
 
     def __init__(self, pid: int, node: Node, folder: Path) -> None:
         self._pid, self._node = pid, node
-        self._program = shutil.which("py-spy")
+        self._program = _find_py_spy()
         key = process_key(node.name, pid)
         self._events = Events(folder / f"events-{key}.jsonl")
-        identity = {"key": key, "pid": pid, "node": node.name, "rank": _rank(pid), "began": time.time()}
+        identity = {
+            "version": VERSION,
+            "key": key,
+            "pid": pid,
+            "node": node.name,
+            "rank": _rank(pid),
+            "began": time.time(),
+        }
         write_meta(folder / f"proc-{key}.json", {**identity, "clock": Clock.here().as_dict()})
         if self._program is None:
-            node.miss("no Python stacks: py-spy is not installed")
+            node.miss("no Python stacks: py-spy is not installed (pip install py-spy)")
 
     def take(self) -> None:
         if self._program is None:
             return
         command = [self._program, "dump", "--json", "--nonblocking", "--pid", str(self._pid)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        if done.returncode:
-            self._program = None
-            lines = done.stderr.strip().splitlines() or ["py-spy failed"]
-            self._node.miss(f"no Python stacks: {lines[0]}")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+            frames = _main_frames(self._pid, json.loads(done.stdout or "[]"))
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            self._give_up(f"py-spy: {type(error).__name__}")
             return
-        frames = _main_frames(json.loads(done.stdout))
-        if frames:
-            self._events.say("stack", frames[-1], seconds=0.0, frames=frames)
+        if done.returncode and lives(self._pid):
+            self._give_up((done.stderr.strip().splitlines() or ["py-spy failed"])[0])
+        elif frames:
+            self._events.say("stack", _top(frames), seconds=0.0, frames=frames)
+
+    def _give_up(self, why: str) -> None:
+        self._program = None
+        self._node.miss(f"no Python stacks: {why}")
 
 
-def _main_frames(threads: list[dict[str, Any]]) -> list[str]:
-    """The main thread's frames, outermost first."""
+def _find_py_spy() -> str | None:
+    """On the path, or beside the interpreter: an environment need not be activated."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+
+
+def _main_frames(pid: int, threads: list[dict[str, Any]]) -> list[str]:
+    """The main thread's frames, outermost first. Not every thread has a name; the main one has the
+    process's number."""
     for thread in threads:
-        if thread.get("thread_name") == "MainThread":
+        if thread.get("os_thread_id") == pid or thread.get("thread_name") == "MainThread":
             frames = reversed(thread.get("frames", ()))
             return [f"{one['filename']}:{one['line']} {one['name']}" for one in frames]
     return []
+
+
+def _top(frames: list[str]) -> str:
+    """The innermost frame that is not a library's."""
+    own = [line for line in frames if not any(part in line for part in ("-packages/", "/lib/python", "<"))]
+    return (own or frames)[-1]
 
 
 def _rank(pid: int) -> int:

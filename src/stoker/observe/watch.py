@@ -7,7 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from stoker.observe.ending import ending
 from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers
 from stoker.observe.window import Window
-from stoker.runs.files import Clock, node_name, read_meta, write_meta
+from stoker.runs.files import VERSION, Clock, node_name, read_meta, write_meta
 
 _PASSED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -50,6 +50,7 @@ class Node:
         self._path = options.folder / f"node-{self.name}-{os.getpid()}.json"
         cgroup = Cgroup.here()
         self._facts: dict[str, Any] = {
+            "version": VERSION,
             "title": title,
             "argv": list(argv),
             "node": self.name,
@@ -70,9 +71,14 @@ class Node:
         """Does this watcher sample the machine? One of a machine does."""
         return bool(self._facts["samples"])
 
+    def begin(self) -> None:
+        """The first time, that it cannot be written is the user's to know."""
+        write_meta(self._path, self._facts)
+
     def tell(self, **facts: Any) -> None:
         self._facts |= facts
-        write_meta(self._path, self._facts)
+        with suppress(OSError):  # the folder is gone or full by now: the program goes on, and ends as it ends
+            write_meta(self._path, self._facts)
 
     def miss(self, *lines: str) -> None:
         """Say what cannot be seen."""
@@ -114,11 +120,16 @@ def name_of(command: Sequence[str]) -> str:
 def begin_run(options: Options, *, argv: Sequence[str], title: str) -> Node:
     """Make the run folder, or join the run another node has begun in it."""
     folder = options.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(read_meta(path).get("ended") for path in folder.glob("node-*.json")):
-        raise UsageError(f"{folder} holds a finished run", hint="give another folder with --out")
-    node = Node(options, argv=argv, title=title)
-    node.tell()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(read_meta(path).get("ended") for path in folder.glob("node-*.json")):
+            raise UsageError(f"{folder} holds a finished run", hint="give another folder with --out")
+        node = Node(options, argv=argv, title=title)
+        node.begin()
+    except OSError as error:
+        raise UsageError(
+            f"the run cannot be written to {folder}: {error.strerror}", hint="give another folder with --out"
+        ) from error
     return node
 
 

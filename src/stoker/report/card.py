@@ -43,7 +43,8 @@ def print_card(summary: Summary, console: Console) -> None:
     if finding is not None:
         _listed(console, "what to change", finding.remedy)
         _listed(console, "evidence", finding.evidence)
-        _listed(console, "not seen", [*dict.fromkeys((*finding.missing, *summary.missing))])
+    unseen = (*(finding.missing if finding is not None else ()), *summary.missing)
+    _listed(console, "not seen", [*dict.fromkeys(unseen)])
     _listed(
         console,
         "also",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,11 @@ def read_ring(path: Path) -> Ring:
             head = file.read(FIRST)
         if len(head) < FIRST or not head.startswith(MAGIC):
             raise ValueError("no ring")
-        _, _, capacity, _, _, named = HEAD.unpack_from(head)
-        mapped = np.memmap(path, _RECORD, "r", offset=FIRST, shape=(capacity,))
+        _, size, capacity, _, _, named = HEAD.unpack_from(head)
+        whole = (path.stat().st_size - FIRST) // _RECORD.itemsize  # fewer where a copy of it was cut
+        if size != _RECORD.itemsize or not whole:
+            raise ValueError("nothing to read here")
+        mapped = np.memmap(path, _RECORD, "r", offset=FIRST, shape=(min(capacity, whole),))
     except (OSError, ValueError):
         return Ring(names=(), records=np.empty(0, _RECORD), lost=0)
     names = tuple(head[HEAD_BYTES : HEAD_BYTES + named].decode(errors="replace").split("\n")[:-1])
@@ -96,10 +100,12 @@ def _outermost(kinds: NDArray[Any], ends: Floats) -> NDArray[np.bool_]:
     return outer
 
 
-def as_steps(ring: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
-    """Finished steps; the bytes of a step's record are its tokens, -1 where unknown."""
+def as_steps(ring: Ring, spans: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
+    """Finished steps; the bytes of a step's record are its tokens. Where those are -1 they are what a loader
+    of ours has handed out since the step before."""
     found = ring.records
-    tokens = np.where(found["bytes"] >= 0, found["bytes"].astype(float), np.nan)
+    known = found["bytes"].astype(float)
+    tokens = np.where(known >= 0, known, _handed_out(spans, found["end"]))
     return Steps(
         number=found["step"].astype(np.int64),
         start=found["start"] + shift_s,
@@ -107,6 +113,16 @@ def as_steps(ring: Ring, *, flops_per_token: float, shift_s: float) -> Steps:
         tokens=tokens,
         flops=tokens * flops_per_token,
     )
+
+
+def _handed_out(spans: Ring, ends: Floats) -> Floats:
+    """Tokens of `stoker.feed` up to each of these ends, from the one before on; NaN until some are seen."""
+    if "load.tokens" not in spans.names or not len(ends):
+        return np.full(len(ends), np.nan)
+    told = spans.records[spans.records["what"] == spans.names.index("load.tokens")]
+    before = np.searchsorted(told["start"], ends, side="right")
+    total = np.append(0, np.cumsum(told["bytes"]))[before]
+    return np.where(total > 0, np.diff(total, prepend=0), np.nan)
 
 
 def read_rows(path: Path, *, shift_s: float) -> Samples:
@@ -120,15 +136,18 @@ def read_rows(path: Path, *, shift_s: float) -> Samples:
 
 
 def read_events(path: Path, *, shift_s: float) -> tuple[Event, ...]:
-    """Every whole line."""
+    """Every whole line; one that a full disk cut short is left out."""
     try:
         lines = path.read_text("utf-8", "replace").split("\n")[:-1]
     except OSError:
         return ()
-    found = [json.loads(line) for line in lines]
-    return tuple(
-        Event(t=one["t"] + shift_s, what=one["what"], text=one["text"], facts=one["facts"]) for one in found
-    )
+    found = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):
+            one = json.loads(line)
+            event = Event(t=one["t"] + shift_s, what=one["what"], text=one["text"], facts=one["facts"])
+            found.append(event)
+    return tuple(found)
 
 
 def _later_parts(path: Path) -> list[Path]:

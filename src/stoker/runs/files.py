@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+VERSION = 1  # of a run folder, in its meta files
 _NAN = float("nan")
 
 

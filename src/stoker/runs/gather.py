@@ -15,7 +15,7 @@ from stoker.errors import BadInputError
 from stoker.recording import KINDS, GpuRecord, HostRecord, RankRecord, Recording, Samples, Spans, Steps
 from stoker.runs.clocks import skews
 from stoker.runs.columns import as_spans, as_steps, loop_thread, read_events, read_ring, read_rows
-from stoker.runs.files import Clock, read_meta
+from stoker.runs.files import VERSION, Clock, read_meta
 
 FLOPS = "6 × params × tokens, an estimate"
 _STARTUP = KINDS.index("startup")
@@ -49,14 +49,32 @@ def gather(folder: Path) -> Recording:
         ranks=ranks,
         gpus=gpus,
         hosts=hosts,
-        facts={"started": began, **_facts(watchers, processes, began)},
+        facts={"started": began, **_facts(watchers, processes, began, _unrecorded(folder, metas))},
     )
     return _from_where_rings_begin(whole) if any(one.lost for one in processes) else whole
 
 
 def _metas(folder: Path, kind: str) -> list[Meta]:
-    found = [read_meta(path) for path in sorted(folder.glob(f"{kind}-*.json"))]
-    return sorted((meta for meta in found if meta), key=lambda meta: float(meta["began"]))
+    """The meta files of this kind; without those that are torn, or are no such files."""
+    found = [meta for path in sorted(folder.glob(f"{kind}-*.json")) if (meta := read_meta(path))]
+    for meta in found:
+        if meta.get("version", VERSION) != VERSION:
+            raise BadInputError(
+                f"{folder} holds a run of version {meta['version']}, this stoker reads {VERSION}",
+                hint="read it with the stoker that wrote it",
+            )
+    wanted = {"began", "clock", "node", "pid", *(("key", "rank") if kind == "proc" else ("title",))}
+    whole = [meta for meta in found if wanted <= meta.keys()]
+    return sorted(whole, key=lambda meta: float(meta["began"]))
+
+
+def _unrecorded(folder: Path, metas: Sequence[Meta]) -> list[str]:
+    """Why processes that have said something have no files."""
+    known = {f"events-{meta['key']}.jsonl" for meta in metas}
+    lost = [path for path in sorted(folder.glob("events-*.jsonl")) if path.name not in known]
+    events = (event for path in lost for event in read_events(path, shift_s=0.0))
+    told = {event.text for event in events if event.facts.get("hook") == "recording"}
+    return [f"a process was not recorded: {text}" for text in sorted(told)]
 
 
 def _shift_s(meta: Meta, began: float) -> float:
@@ -72,7 +90,7 @@ def _process(folder: Path, meta: Meta, began: float) -> _Process:
         node=meta["node"],
         gpu=meta.get("gpu"),
         spans=as_spans(spans, thread=loop_thread(steps), shift_s=shift_s),
-        steps=as_steps(steps, flops_per_token=6.0 * (meta.get("params") or np.nan), shift_s=shift_s),
+        steps=as_steps(steps, spans, flops_per_token=6.0 * (meta.get("params") or np.nan), shift_s=shift_s),
         memory=read_rows(folder / f"memory-{key}.rows", shift_s=shift_s),
         events=read_events(folder / f"events-{key}.jsonl", shift_s=shift_s),
     )
@@ -194,7 +212,9 @@ def _runs(meta: Meta) -> bool:
     return meta["clock"]["boot"] != Clock.here().boot or os.path.exists(f"/proc/{meta['pid']}")
 
 
-def _facts(watchers: Sequence[Meta], processes: Sequence[_Process], began: float) -> Meta:
+def _facts(
+    watchers: Sequence[Meta], processes: Sequence[_Process], began: float, unrecorded: list[str]
+) -> Meta:
     facts: Meta = {}
     for meta in watchers[:1]:
         facts |= {name: meta[name] for name in ("argv", "hz") if name in meta}
@@ -206,8 +226,8 @@ def _facts(watchers: Sequence[Meta], processes: Sequence[_Process], began: float
         facts |= {"what_if": [{**one, "at": one["at"] + shift_s} for one in windows]} if windows else {}
     if facts.get("params"):
         facts["flops"] = FLOPS
-    missing = [line for meta in (*watchers, *trained) for line in meta.get("missing", ())]
-    if watchers and not processes:
+    missing = [line for meta in (*watchers, *trained) for line in meta.get("missing", ())] + unrecorded
+    if watchers and not processes and not unrecorded:
         missing.append("no training process attached: only the machine was observed")
     return {**facts, "missing": list(dict.fromkeys(missing))}
 

@@ -185,6 +185,59 @@ def test_a_running_process_is_observed_from_outside(run_stoker: Callable[..., An
     assert run.hosts[0].samples.columns["trainer_running"].max() == 0
 
 
+def test_py_spy_names_the_line_a_running_process_stands_in(
+    run_stoker: Callable[..., Any], tmp_path: Path
+) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text("import time\n\ndef decode():\n    print(flush=True)\n    time.sleep(2)\n\ndecode()\n")
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        done = run_stoker("watch", "--out", "run", "--gpu", "none", "--pid", process.pid)
+    run = runs.read(tmp_path / "run")
+    assert done.rc == 0, done.stderr
+    assert [str(line) for line in run.facts["missing"] if "stacks" in line] == []
+    assert said(run.ranks[0], "stack")[0] == f"{script}:5 decode"
+
+
+def test_what_py_spy_may_not_read_is_said(run_stoker: Callable[..., Any], tmp_path: Path) -> None:
+    refused = tmp_path / "bin" / "py-spy"
+    refused.parent.mkdir()
+    refused.write_text(
+        "#!/bin/sh\necho 'Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n"
+    )
+    refused.chmod(0o755)
+    with subprocess.Popen(["sleep", "1.5"]) as process:
+        path = {"PATH": f"{refused.parent}:{os.environ['PATH']}"}
+        run_stoker("watch", "--out", "run", "--gpu", "none", "--pid", process.pid, env=path)
+    missing = runs.read(tmp_path / "run").facts["missing"]
+    assert any(line.startswith("no Python stacks: Permission Denied") for line in missing)
+
+
+def test_what_torch_compiles_finds_nothing_of_ours(watch: Callable[..., tuple[Any, Recording]]) -> None:
+    done, run = watch(sys.executable, PROGRAMS / "compiled.py")
+    assert (done.rc, done.stdout) == (0, "compiled\n"), done.stderr
+    assert len(run.ranks[0].steps.end) == 5
+    assert said(run.ranks[0], "hook off") == []
+
+
+def test_where_a_run_cannot_be_written_nothing_is_started(
+    run_stoker: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = run_stoker("watch", "--out", "file", "--gpu", "none", "--", "echo", "started")
+    assert (done.rc, done.stdout) == (2, "")
+    assert "cannot be written to file: File exists\nhint: give another folder" in done.stderr
+
+
+def test_a_run_folder_that_goes_away_takes_nothing_with_it(run_stoker: Callable[..., Any]) -> None:
+    script = 'rm -rf run; "$PYTHON" "$LOOP" odd && exit 5'
+    env = {"PYTHON": sys.executable, "LOOP": str(PROGRAMS / "loop.py"), "OMP_NUM_THREADS": "1"}
+    done = run_stoker("watch", "--out", "run", "--hz", 20, "--gpu", "none", "--", "sh", "-c", script, env=env)
+    assert (done.rc, done.stdout) == (5, "trained\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_finished_run_is_not_written_into(run_stoker: Callable[..., Any]) -> None:
     assert run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true").rc == 0
     done = run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true")

@@ -99,7 +99,9 @@ def fetch(wire: Wire, file: RemoteFile) -> bytes:
 
 def fetch_small(wire: Wire, files: tuple[RemoteFile, ...]) -> dict[str, bytes]:
     got: dict[str, bytes] = {}
-    wire.fetch_small(files, deliver=lambda file, data: got.__setitem__(file.name, bytes(data)))
+    wire.fetch_small(
+        files, deliver=lambda landed: got.update((file.name, bytes(data)) for file, data in landed)
+    )
     return got
 
 

@@ -66,7 +66,11 @@ class Client:
             idle = self._idle.get(endpoint)
             return idle.pop() if idle else None
 
-    def keep(self, endpoint: Endpoint, connection: Connection) -> None:
+    def leave(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Keep it if its last answer was read to the end; it is of no more use otherwise."""
+        if not connection.reusable:
+            connection.close()
+            return
         with self._lock:
             self._idle[endpoint].append(connection)
 
@@ -159,11 +163,7 @@ class Exchange:
         self._connection.interrupt()
 
     def close(self) -> None:
-        """Keep the connection if the answer was read to its end; it is of no more use otherwise."""
-        if self._connection.reusable:
-            self._client.keep(self._endpoint, self._connection)
-        else:
-            self._connection.close()
+        self._client.leave(self._endpoint, self._connection)
 
     def _ask(self) -> Connection:
         while connection := self._client.idle(self._endpoint):

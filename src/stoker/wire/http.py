@@ -92,17 +92,29 @@ class Connection:
 
     def send(self, address: Address, headers: str) -> None:
         """Ask for what the address names; `headers` are whole lines."""
-        host = address.root.partition("://")[2]
-        own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         self.reusable = False
-        request = (
-            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {host}\r\n"
-            f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
-        )
         try:
-            self._socket.sendall(request.encode("latin-1"))
+            self._socket.sendall(self.request(address, headers))
         except OSError as error:
             raise NetworkError(f"cannot ask {self.host}: {error}") from error
+
+    def request(self, address: Address, headers: str) -> bytes:
+        """What is sent to ask for it, as this connection and any other to the same host want it."""
+        root = address.root
+        own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
+        return (
+            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {root.partition('://')[2]}\r\n"
+            f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
+        ).encode("latin-1")
+
+    def fileno(self) -> int:
+        """The socket, for somebody else to talk through; `served` tells how that ended."""
+        self.reusable = False
+        return self._socket.fileno()
+
+    def served(self, *, reusable: bool) -> None:
+        self.reusable = reusable
+        self.answers += 1
 
     def answer(self) -> Answer:
         """The head of the answer; its body can be read afterwards."""

@@ -52,13 +52,9 @@ class BatchTransfer:
         return not self.active and (not self._pending or self.course.error is not None)
 
     def take(self, others: int) -> Callable[[Lane], None] | None:
-        if not self._pending:
+        if not self._pending or not self._wants_more(self._pending[0]):
             return None
-        company, source = self._means.company, self._pending[0]
-        flies = self._is_plain and can_fly(source, self._means.client)
-        if not company.wants_more(near=self._is_near(source), flies=flies):
-            return None
-        company.lanes += 1
+        self._means.company.lanes += 1
         return self._run
 
     def _run(self, lane: Lane) -> None:
@@ -78,9 +74,8 @@ class BatchTransfer:
 
     def _fly(self, sources: list[Source], lane: Lane) -> None:
         """Bring these files together; what has come is taken off the list."""
-        depth, first = self._means.company.depth, sources[0]
-        flight = Flight(sources, client=self._means.client, lines=lambda: depth(near=self._is_near(first)))
-        self._call_others(first)
+        flight = Flight(sources, client=self._means.client)
+        self._call_others(sources[0])
         self.course.enter(flight)
         try:
             landed = flight.run(lane)
@@ -117,8 +112,16 @@ class BatchTransfer:
                 self.course.leave(reader)
 
     def _call_others(self, source: Source) -> None:
-        if not self._is_near(source) and self._means.company.wants_more(near=False):
-            self._means.wake()  # that it is far shows only now
+        if self._is_near(source):
+            return
+        with self._means.lock:  # that it is far shows only now
+            self._means.pace.go_far()
+            if self._wants_more(source):
+                self._means.wake()
+
+    def _wants_more(self, source: Source) -> bool:
+        flies = self._is_plain and can_fly(source, self._means.client)
+        return self._means.company.wants_more(near=self._is_near(source), flies=flies)
 
     def _is_near(self, source: Source) -> bool:
         return source.on_the_web and self._means.client.is_near(source.address)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stoker.errors import StorageError
-from stoker.wire.http import HEAD_BYTES, Address, Answer, Connection, NetworkError
+from stoker.wire.http import CONNECT_TIMEOUT_S, HEAD_BYTES, Address, Answer, Connection, NetworkError
 
 if TYPE_CHECKING:
     import ssl
 
-CONNECT_TIMEOUT_S = 10.0
 _NEAR_S = 0.005  # to connect, with certificates: a round trip within a site takes less than 1 ms
 _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -52,6 +51,21 @@ class Client:
         plug = _plug(endpoint, tls, self._timeout_s)
         took_s = time.monotonic() - began
         self._quickest[endpoint] = min(took_s, self._quickest.get(endpoint, took_s))
+        return self._connection(endpoint, plug)
+
+    def connect_all(self, endpoint: Endpoint, count: int) -> list[Connection]:
+        """So many connections to a host of plain http: idle ones, then new ones, made side by side since
+        each takes a round trip. Fewer, but one at least, where it does not want so many."""
+        found: list[Connection] = []
+        while len(found) < count and (connection := self.idle(endpoint)):
+            found.append(connection)
+        if not found:
+            found.append(self.connect(endpoint))
+        plugs = found[0].more(count - len(found))
+        timed = (_timed_by_the_kernel(plug, self._timeout_s) for plug in plugs)
+        return found + [self._connection(endpoint, plug) for plug in timed]
+
+    def _connection(self, endpoint: Endpoint, plug: socket.socket) -> Connection:
         through_proxy = bool(endpoint.proxy) and endpoint.scheme == "http"
         return Connection(
             plug,

@@ -7,7 +7,7 @@ the length that is expected. For the rest, and where there is no compiler, there
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,31 +16,24 @@ from stoker.wire.answers import is_etag, pin_line
 
 if TYPE_CHECKING:
     from stoker.wire.client import Client
-    from stoker.wire.http import Connection
     from stoker.wire.readers import Source
     from stoker.wire.transfer import Lane
 
 FILE_BYTES = 256 << 10  # above this a turn of the interpreter is nothing beside the transfer
 _FLIGHT_BYTES = 2 << 20  # what a kill may cost of a lane; 4 MiB were no quicker
 _FLIGHT_FILES = 256
+_LINES = 32  # as many requests are under way: of files of 64 KiB, all of a flight
 _LATE = -3  # nothing came for too long; below: something else than was asked for
 
 
 class Flight:
     """A few files on their way. One thread's, but any may interrupt it."""
 
-    def __init__(self, sources: Sequence[Source], *, client: Client, lines: Callable[[], int]) -> None:
-        """`lines` says how many connections there may be: that a host is far shows with the first."""
+    def __init__(self, sources: Sequence[Source], *, client: Client) -> None:
         self.sources = sources
         self.is_odd = False  # what came is not as expected, or nothing did: for others to understand
         self._client, self._endpoint = client, client.endpoint(sources[0].address)
-        self._connections: list[Connection] = []
-        try:
-            while len(self._connections) < min(lines(), len(sources)):
-                self._connections.append(client.idle(self._endpoint) or client.connect(self._endpoint))
-        except BaseException:
-            self.close()
-            raise
+        self._connections = client.connect_all(self._endpoint, min(_LINES, len(sources)))
 
     def run(self, lane: Lane) -> list[tuple[Source, memoryview]]:
         """Ask, and hear all answers: the files that came, in memory that is used again."""

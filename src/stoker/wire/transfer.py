@@ -217,10 +217,17 @@ class FileTransfer:
                 hear(source, reader, start, stop)
             except DeniedError as error:
                 renew(source, asked, error, book=book)
-            self._means.wake()  # others may ask now
+            self._call_others()
             yield reader
         finally:
             self.course.leave(reader)
+
+    def _call_others(self) -> None:
+        """The first answer is in: they may ask now."""
+        with self._means.lock:
+            if self._source.on_the_web and not self._means.client.is_near(self._source.address):
+                self._means.pace.go_far()
+        self._means.wake()
 
     def _write(self, offset: int, view: memoryview) -> None:
         if self.course.error:

@@ -27,27 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def s3(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    rclone, nginx = require_binary("rclone"), require_binary("nginx")
-    with serve(tmp_path_factory.mktemp("origins"), rclone=rclone, nginx=nginx) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3.environ().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Iterator[Path]:
-    yield s3.root / "bucket"
-    for path in (s3.root / "bucket").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("credentials")]
 
 
 def contents(url: str) -> dict[str, bytes]:

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import xxhash
 from faults import Fault, faulty
-from s3_server import S3Server, serve
+from s3_server import S3Server
 from test_origins import COMMIT, HUB_FILES, LARGE, TOKEN, hub_server
-from web_server import WebServer, serve_folder, write_noise
+from web_server import WebServer, write_noise
 
 import stoker
 from stoker.errors import BadShardError, ChangedError
@@ -37,19 +37,9 @@ LOCAL = {"NO_PROXY": "127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
-def s3(
-    require_binary: Any, large_dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[S3Server]:
-    rclone, nginx = require_binary("rclone"), require_binary("nginx")
-    with serve(tmp_path_factory.mktemp("s3"), rclone=rclone, nginx=nginx) as server:
-        shutil.copytree(large_dataset, server.root / "bucket" / "corpus")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def web(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    with serve_folder(tmp_path_factory.mktemp("web"), nginx=require_binary("nginx")) as server:
-        yield server
+def s3(s3: S3Server, large_dataset: Path) -> S3Server:
+    shutil.copytree(large_dataset, s3.root / "bucket" / "corpus")
+    return s3
 
 
 @pytest.fixture

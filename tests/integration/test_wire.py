@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("credentials")]
 
 MIB = 1 << 20
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -43,26 +42,6 @@ class Memory:
         with self._lock:
             self.data[offset : offset + len(data)] = data
             self.landed += len(data)
-
-
-@pytest.fixture(scope="module")
-def s3(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    rclone, nginx = require_binary("rclone"), require_binary("nginx")
-    with serve(tmp_path_factory.mktemp("wire"), rclone=rclone, nginx=nginx) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3.environ().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Iterator[Path]:
-    yield s3.root / "bucket"
-    for path in (s3.root / "bucket").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture

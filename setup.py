@@ -24,5 +24,17 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
+        Extension(
+            "stoker.stage._lay",
+            ["src/stoker/stage/lay.c"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "stoker.wire._flight",
+            ["src/stoker/wire/flight.c"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ]
 )

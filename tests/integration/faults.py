@@ -1,7 +1,8 @@
 """A proxy that stands before a real server and does to a connection what networks do.
 
-Each request that asks for an object may meet a fault; everything else passes. The faults are of the wire:
-connections are really reset, answers really cut.
+Each request that asks for an object may meet a fault; everything else passes, and so do questions for a
+manifest, which decide what the objects are. The faults are of the wire: connections are really reset, answers
+really cut.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class FaultyProxy:
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             _tunnel(client, server)
             return False
-        if not head.startswith("GET ") or "list-type=" in head.partition("\r\n")[0]:
+        asks = head.partition("\r\n")[0]
+        if not asks.startswith("GET ") or "list-type=" in asks or "/manifest.json " in asks:
             server.sendall(_with(head, "Connection: close").encode("latin-1"))
             while data := server.recv(1 << 16):
                 client.sendall(data)

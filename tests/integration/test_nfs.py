@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from stoker.leases.lease import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from nfs_nodes import Node, Server
 
@@ -206,6 +209,44 @@ def test_a_rank_takes_over_from_a_killed_node(server: Server, nodes: list[Node])
         nodes[0].end(seconds=10 * TTL_S)
     assert nodes[0].ask("bool(first)")
     nodes[0].run("first.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)")
+
+
+FETCH = """
+import struct, subprocess, sys
+from stoker.stage.cache import Cache
+from stoker.stage.run import stage
+
+def begin_fetching(url, limit_rate):
+    # A process of its own, to be killed.
+    code = f"from stoker.stage.cache import Cache; from stoker.stage.run import stage\\n" \
+        f"stage({url!r}, Cache('/mnt/cache', limit_rate={limit_rate}, ttl_s=3.0))"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
+
+def landed_bytes():
+    maps = list(MNT.glob("cache/.stoker/parts/*/*/map"))
+    noted = maps[0].read_bytes().partition(b"\\n")[2] if maps else b""
+    return sum(landed for landed, _ in struct.iter_unpack("<QQ", noted[: len(noted) // 16 * 16]))
+"""
+
+
+def test_another_node_goes_on_with_what_a_killed_fetcher_left(
+    server: Server, nodes: list[Node], tmp_path: Path
+) -> None:
+    origin, data = tmp_path / "x.bin", os.urandom(32 << 20)  # the nodes see this machine's files
+    origin.write_bytes(data)
+    doomed, successor = nodes
+    for node in nodes:
+        node.run(FETCH)
+    doomed.run(f"child = begin_fetching({str(origin)!r}, {10 << 20})")
+    while doomed.ask("landed_bytes()") < 20 << 20:
+        time.sleep(0.05)
+    doomed.run("child.kill(); child.wait()")
+    successor.run(f"with Cache('/mnt/cache', ttl_s={TTL_S}) as cache: staged = stage({str(origin)!r}, cache)")
+    # lost is what its kernel had not written back, which is asked of it for 8 MiB at a time by each lane
+    assert successor.ask("staged.fetched_bytes") <= len(data) - (4 << 20)
+    assert (server.export / "cache/local" / str(origin)[1:]).read_bytes() == data
+    assert list((server.export / "cache/.stoker/parts").iterdir()) == []
+    shutil.rmtree(server.export / "cache")
 
 
 def test_what_a_release_left_that_was_cut_short_is_free(server: Server, nodes: list[Node]) -> None:

@@ -27,27 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def s3(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    rclone, nginx = require_binary("rclone"), require_binary("nginx")
-    with serve(tmp_path_factory.mktemp("origins"), rclone=rclone, nginx=nginx) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3.environ().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Iterator[Path]:
-    yield s3.root / "bucket"
-    for path in (s3.root / "bucket").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("credentials")]
 
 
 def contents(url: str) -> dict[str, bytes]:
@@ -55,7 +35,8 @@ def contents(url: str) -> dict[str, bytes]:
     got: dict[str, bytes] = {}
     with Wire() as wire:
         wire.fetch_small(
-            resolve(url).files, deliver=lambda file, data: got.__setitem__(file.name, bytes(data))
+            resolve(url).files,
+            deliver=lambda landed: got.update((file.name, bytes(data)) for file, data in landed),
         )
     return got
 
@@ -123,7 +104,7 @@ def test_a_public_bucket_is_read_without_keys(bucket: Path, monkeypatch: pytest.
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     got: list[bytes] = []
     with Wire() as wire:
-        wire.fetch_small(files, deliver=lambda file, data: got.append(bytes(data)))
+        wire.fetch_small(files, deliver=lambda landed: got.extend(bytes(data) for _, data in landed))
     assert got == [b"open to all"]
 
 
@@ -355,8 +336,12 @@ from stoker.wire.wire import Wire
 try:
     collection, got = resolve(sys.argv[1]), {}
     with Wire() as wire:
-        deliver = lambda file, data: got.update({file.name: hashlib.sha256(data).hexdigest()})
-        wire.fetch_small(collection.files, deliver=deliver)
+        wire.fetch_small(
+            collection.files,
+            deliver=lambda landed: got.update(
+                (file.name, hashlib.sha256(data).hexdigest()) for file, data in landed
+            ),
+        )
     facts = {f.name: [f.digest, got[f.name]] for f in collection.files}
     print(json.dumps([collection.kind, collection.revision, facts]))
 except StokerError as error:

@@ -14,28 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from s3_server import S3Server, free_ports, serve
+from s3_server import S3Server, free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def s3(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    rclone, nginx = require_binary("rclone"), require_binary("nginx")
-    with serve(tmp_path_factory.mktemp("s3"), rclone=rclone, nginx=nginx) as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Iterator[Path]:
-    """The bucket's folder, empty."""
-    yield s3.root / "bucket"
-    for path in (s3.root / "bucket").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture

@@ -14,14 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import xxhash
 from faults import Fault, faulty
-from s3_server import S3Server, serve
+from s3_server import S3Server
 from test_origins import COMMIT, HUB_FILES, LARGE, TOKEN, hub_server
-from web_server import WebServer, serve_folder, write_noise
+from web_server import WebServer, write_noise
 
 import stoker
 from stoker.errors import BadShardError, ChangedError
+from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.storage import open_store
 from stoker.world import World
 
 if TYPE_CHECKING:
@@ -33,19 +37,9 @@ LOCAL = {"NO_PROXY": "127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
-def s3(
-    require_binary: Any, large_dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[S3Server]:
-    rclone, nginx = require_binary("rclone"), require_binary("nginx")
-    with serve(tmp_path_factory.mktemp("s3"), rclone=rclone, nginx=nginx) as server:
-        shutil.copytree(large_dataset, server.root / "bucket" / "corpus")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def web(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    with serve_folder(tmp_path_factory.mktemp("web"), nginx=require_binary("nginx")) as server:
-        yield server
+def s3(s3: S3Server, large_dataset: Path) -> S3Server:
+    shutil.copytree(large_dataset, s3.root / "bucket" / "corpus")
+    return s3
 
 
 @pytest.fixture
@@ -79,6 +73,45 @@ def test_a_dataset_comes_from_a_bucket_once(
     assert books(tmp_path / "c") == []
     listed = run_stoker("stage", "ls", "--cache", tmp_path / "c")
     assert listed.stdout.startswith(f"{tmp_path}/c/s3/bucket/corpus  ")
+
+
+def test_what_changed_on_the_disk_is_fetched_again_if_one_asks(
+    web: WebServer, run_stoker: Any, snapshot: Any, tmp_path: Path
+) -> None:
+    write_noise(web.root / "worn", shards=2, shard_bytes=9 << 20)
+    options = [f"{web.url}/worn", "--cache", tmp_path / "c", "--json"]
+    place = Path(json.loads(run_stoker("stage", *options, env=LOCAL).stdout)[0]["path"])
+    for name, at in (("s0.bin", 5_000_000), ("s1.idx", 7), ("blocks.xxh3", 1)):
+        data = bytearray((place / name).read_bytes())
+        data[at] ^= 1
+        (place / name).write_bytes(data)
+    believed = run_stoker("stage", *options, env=LOCAL)
+    assert json.loads(believed.stdout)[0]["damaged"] == []
+    healed = run_stoker("stage", *options, "--verify", env=LOCAL)
+    assert healed.rc == 0, healed.stderr
+    assert json.loads(healed.stdout)[0]["damaged"] == ["blocks.xxh3", "s0.bin", "s1.idx"]
+    assert "s0.bin: damaged on the disk, fetched again" in healed.stderr
+    assert snapshot(place) == snapshot(web.root / "worn")
+    again = json.loads(run_stoker("stage", *options, "--verify", env=LOCAL).stdout)[0]
+    assert (again["damaged"], again["fetched_bytes"]) == ([], 0)
+
+
+def test_books_too_large_for_a_bundle_come_too(web: WebServer, run_stoker: Any, tmp_path: Path) -> None:
+    far = web.root / "long"
+    far.mkdir()
+    data = os.urandom(18 << 20)
+    (far / "s0.bin").write_bytes(data)
+    record = FileRecord(name="s0.bin", bytes=len(data), xxh3=xxhash.xxh3_64_hexdigest(data))
+    shard = ShardRecord(name="s0", samples=1, tokens=1, files=(record,))
+    manifest = Manifest(format="megatron", shards=(shard,), block_bytes=16, plan="x" * (9 << 20))
+    write_manifest(open_store(far), manifest, blocks=np.arange(len(data) // 16, dtype=np.uint64))
+    assert min((far / name).stat().st_size for name in ("manifest.json", "blocks.xxh3")) > 8 << 20
+    ran = run_stoker("stage", f"{web.url}/long", "--cache", tmp_path / "c", "--json", env=LOCAL)
+    assert ran.rc == 0, ran.stderr
+    place = Path(json.loads(ran.stdout)[0]["path"])
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {
+        path.name: path.read_bytes() for path in far.iterdir()
+    }
 
 
 def test_each_node_stages_its_share(web: WebServer, run_stoker: Any, snapshot: Any, tmp_path: Path) -> None:

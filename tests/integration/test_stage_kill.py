@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from web_server import WebServer, serve_folder, write_noise
+from web_server import WebServer, write_noise
 
 from stoker.stage.part import entries
 
@@ -38,10 +38,9 @@ MOST_OF_FEW = 1.1  # three rounds are no average
 
 
 @pytest.fixture(scope="module")
-def web(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    with serve_folder(tmp_path_factory.mktemp("web"), nginx=require_binary("nginx")) as server:
-        write_noise(server.root / "corpus", shards=SHARDS, shard_bytes=SHARD_BYTES)
-        yield server
+def web(web: WebServer) -> WebServer:
+    write_noise(web.root / "corpus", shards=SHARDS, shard_bytes=SHARD_BYTES)
+    return web
 
 
 @contextmanager

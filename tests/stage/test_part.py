@@ -154,7 +154,7 @@ def test_an_owner_killed_while_publishing_has_published(tmp_path):
     unit = unit_of(*small)
     part = Part(tmp_path / "p", unit, root=tmp_path)
     for number in range(3):
-        part.put(number, memoryview(bytes([number]) * 100))
+        part.put([(number, memoryview(bytearray([number]) * 100))])
     home = tmp_path / "s3/b/0"
     home.parent.mkdir(parents=True)
     (tmp_path / "p" / "0").rename(home)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.wire.pace import (
+    FAR_LANES,
     LEAST_RANGE_BYTES,
     MOST_LANES,
     MOST_RANGE_BYTES,
@@ -52,6 +53,15 @@ def test_lanes_settle_near_what_the_network_carries() -> None:
     pace = Pace(memory_bytes=MEMORY, now=0.0)
     Network(pace, 100e6, most=1.5e9).run(4)
     assert 10 <= pace.lanes <= 30
+
+
+def test_from_afar_lanes_begin_at_more_and_a_refusal_still_counts() -> None:
+    pace = Pace(memory_bytes=MEMORY, now=0.0)
+    pace.go_far()
+    assert pace.lanes == FAR_LANES
+    pace.slow_down(now=1.0)
+    pace.go_far()
+    assert pace.lanes == FAR_LANES // 2
 
 
 def test_a_server_that_is_overrun_halves_the_lanes_once() -> None:

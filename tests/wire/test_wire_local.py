@@ -53,7 +53,7 @@ def test_small_files_of_a_mounted_filesystem_arrive(tmp_path: Path) -> None:
     with Wire() as wire:
         wire.fetch_small(
             resolve(str(tmp_path)).files,
-            deliver=lambda file, data: got.__setitem__(file.name, bytes(data)),
+            deliver=lambda landed: got.update((file.name, bytes(data)) for file, data in landed),
         )
     assert got == files
 
@@ -90,7 +90,7 @@ def test_a_file_that_changes_within_the_fetch_is_noticed(tmp_path: Path) -> None
 def test_nothing_missing_asks_nobody() -> None:
     with Wire() as wire:
         wire.fetch(RemoteFile(name="x", url="/nowhere", bytes=5), missing=[], sink=Memory(5))
-        wire.fetch_small([], deliver=lambda file, data: None)
+        wire.fetch_small([], deliver=lambda landed: None)
 
 
 def test_a_closed_wire_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.stage.near import Near
+    from stoker.stage.plan import Unit
     from stoker.stage.run import Staged
 
 
@@ -73,6 +74,11 @@ def command() -> None:
     type=click.Choice(["page-cache", "shm"]),
     help="Also bring the files into memory, as far as they fit.",
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Also read what lies here already; fetch again what has changed on the disk.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def run(urls: tuple[str, ...], **given: Any) -> None:
     """Bring what each URL names: s3://, gs://, az://, http(s)://, hf://, or a path on NFS or Lustre.
@@ -100,7 +106,8 @@ def run(urls: tuple[str, ...], **given: Any) -> None:
         ) as cache,
     ):
         for url in urls:
-            staged.append(stage(url, cache, choose=choose, watcher=progress))
+            doubt = cache.shelf.damaged if given["verify"] else _believe
+            staged.append(stage(url, cache, choose=choose, doubt=doubt, watcher=progress))
     _report(staged, as_json=given["as_json"])
 
 
@@ -145,6 +152,10 @@ def _share(text: str) -> Callable[[Near], Iterable[str]] | None:
     return choose
 
 
+def _believe(unit: Unit) -> Sequence[str]:
+    return ()
+
+
 def _report(staged: list[Staged], *, as_json: bool) -> None:
     facts = [
         {
@@ -154,6 +165,7 @@ def _report(staged: list[Staged], *, as_json: bool) -> None:
             "bytes": one.bytes,
             "fetched_bytes": one.fetched_bytes,
             "seconds": round(one.seconds, 3),
+            "damaged": list(one.damaged),
         }
         for one in staged
     ]
@@ -163,7 +175,11 @@ def _report(staged: list[Staged], *, as_json: bool) -> None:
     for one in facts:
         for name, value in one.items():
             label = name.removesuffix("_bytes")
-            click.echo(f"{label:8} {value:,}" if isinstance(value, int) else f"{label:8} {value}")
+            if isinstance(value, list):
+                if value:
+                    click.echo(f"{label:8} {len(value):,}, fetched again")
+            else:
+                click.echo(f"{label:8} {value:,}" if isinstance(value, int) else f"{label:8} {value}")
 
 
 def _ago(seconds: float) -> str:

@@ -63,6 +63,11 @@ class StageProgress:
                 self._print(f"{_name(unit)}: another brings it, {holder}")
             self._waiting[unit.key] = holder
 
+    def damaged(self, unit: Unit, names: Sequence[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._print(f"{name}: damaged on the disk, fetched again")
+
     def done(self, unit: Unit) -> None:
         with self._lock:
             self._done += 1

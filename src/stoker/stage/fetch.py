@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Collection as Names
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +27,7 @@ from stoker.stage.part import Part, entries, is_part_of, record_bytes
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf
-from stoker.wire.origin import RemoteFile
-from stoker.wire.wire import Wire
+from stoker.wire.wire import Landed, Wire
 
 _LEFT = "left-"  # the owner of such a part has stopped writing
 _POLL_S = (0.01, 0.25)  # between looks at a unit that another brings: quick at first
@@ -162,8 +161,8 @@ class _Fetch:
     def _fetch_bundle(self, part: Part) -> None:
         numbers = {file.name: number for number, file in enumerate(self._unit.files)}
 
-        def deliver(file: RemoteFile, data: memoryview) -> None:
-            part.put(numbers[file.name], data)
+        def deliver(landed: Sequence[Landed]) -> None:
+            part.put([(numbers[file.name], data) for file, data in landed])
 
         missing = [file for number, file in enumerate(self._unit.files) if part.missing(number)]
         if missing:

@@ -109,8 +109,8 @@ class Near:
         if self._held.get(name, path) != path:  # read from memory: go on from the disk, if that is sound
             self._held[name] = path
             file = next(file for file in unit.files if file.name == name)
-            damaged = 0 if is_sound(path, file.digest) else _inode(path)
-        self.cache.bring(self.vouched(unit), anew=lambda: _inode(path) == damaged)
+            damaged = 0 if is_sound(path, file.digest) else inode(path)
+        self.cache.bring(self.vouched(unit), anew=lambda: inode(path) == damaged)
 
     def close(self) -> None:
         """End prefetching and let go of every file; safe twice. The cache must have been told to stop if
@@ -128,7 +128,8 @@ def _reopen(cache: Cache, collection: Collection) -> Near:
     return cache.at(collection)
 
 
-def _inode(path: Path) -> int:
+def inode(path: Path) -> int:
+    """Which file this is, whatever its name; 0 for none."""
     try:
         return path.stat().st_ino
     except OSError:

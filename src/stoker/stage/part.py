@@ -20,7 +20,7 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ import xxhash
 
 from stoker.errors import BadShardError, StorageError
 from stoker.stage.digest import digest_of
+from stoker.stage.lay import move_files, write_files
 from stoker.stage.plan import Unit
 from stoker.wire.origin import RemoteFile
 
@@ -105,24 +106,27 @@ class Part:
                 ranges.append((start, stop))
         return ranges
 
-    def put(self, number: int, data: memoryview) -> None:
-        """A whole small file, out of one hand."""
-        file = self.unit.files[number]
-        pieces = [data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES)]
-        digests = [xxhash.xxh3_64_intdigest(piece) for piece in pieces]
-        check(file, len(data), _digest(data, file.digest, digests))
-        handle = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            write_all(handle, data, 0)
-        finally:
-            os.close(handle)
+    def put(self, files: Sequence[tuple[int, memoryview]]) -> None:
+        """Whole small files by their numbers, each out of one hand."""
+        digests = [self._checked(number, data) for number, data in files]
+        write_files([(self._path(number), data) for number, data in files])
         with self._lock:
-            for slice_number, piece, digest in zip(self.slices(number), pieces, digests, strict=True):
-                self.landed[slice_number], self.digests[slice_number] = len(piece), digest
-                self._unsaid.append(slice_number)
-                self._unsaid_bytes += len(piece)
+            for (number, data), found in zip(files, digests, strict=True):
+                for slice_number, digest in zip(self.slices(number), found, strict=True):
+                    self.landed[slice_number] = self.sizes[slice_number]
+                    self.digests[slice_number] = digest
+                    self._unsaid.append(slice_number)
+                self._unsaid_bytes += len(data)
             if self._unsaid_bytes >= SLICE_BYTES:
                 self._say()
+
+    def _checked(self, number: int, data: memoryview) -> list[int]:
+        """The xxh3 of each slice of a file that is what it should be."""
+        file = self.unit.files[number]
+        pieces = (data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES))
+        digests = [xxhash.xxh3_64_intdigest(piece) for piece in pieces]
+        check(file, len(data), _digest(data, file.digest, digests))
+        return digests
 
     def forget(self, number: int) -> None:
         """Trust nothing of this file: it will be fetched from its first byte."""
@@ -153,20 +157,14 @@ class Part:
         try:
             for folder in {os.path.dirname(home) for home in self._homes}:
                 os.makedirs(folder, exist_ok=True)
-            for number, home in enumerate(self._homes):
-                self._move_home(number, home)
+            unpublished = [n for n, is_home in enumerate(self._published) if not is_home]
+            self.put([(n, memoryview(b"")) for n in unpublished if not self.unit.files[n].bytes])
+            move_files((self._path(n), self._homes[n]) for n in unpublished)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise _in_the_way(error) from error
         path = self.folder / "record"
         path.write_bytes(record)
         return path
-
-    def _move_home(self, number: int, home: str) -> None:
-        if self._published[number]:
-            return
-        if not self.unit.files[number].bytes:
-            self.put(number, memoryview(b""))
-        os.rename(self._path(number), home)
 
     def close(self) -> None:
         """Close the map; safe twice."""

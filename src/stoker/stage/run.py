@@ -11,7 +11,7 @@ from typing import Protocol
 
 from stoker.errors import UsageError
 from stoker.stage.cache import Cache
-from stoker.stage.near import Near
+from stoker.stage.near import Near, inode
 from stoker.stage.plan import Unit, hub_cache_folder, in_order
 from stoker.storage import new_file
 from stoker.wire.hub import parse_hub
@@ -31,6 +31,7 @@ class Staged:
     bytes: int
     fetched_bytes: int
     seconds: float
+    damaged: tuple[str, ...] = ()  # files that had changed on the disk, and were fetched again
 
 
 class Watcher(Protocol):
@@ -40,6 +41,7 @@ class Watcher(Protocol):
     def began(self, unit: Unit) -> None: ...
     def landed(self, unit: Unit, count: int) -> None: ...
     def waits(self, unit: Unit, holder: str) -> None: ...
+    def damaged(self, unit: Unit, names: Sequence[str]) -> None: ...
     def done(self, unit: Unit) -> None: ...
 
 
@@ -50,6 +52,7 @@ class Unwatched:
     def began(self, unit: Unit) -> None: ...
     def landed(self, unit: Unit, count: int) -> None: ...
     def waits(self, unit: Unit, holder: str) -> None: ...
+    def damaged(self, unit: Unit, names: Sequence[str]) -> None: ...
     def done(self, unit: Unit) -> None: ...
 
 
@@ -68,9 +71,11 @@ def stage(
     cache: Cache,
     *,
     choose: Callable[[Near], Iterable[str]] | None = None,
+    doubt: Callable[[Unit], Sequence[str]] = lambda unit: (),
     watcher: Watcher | None = None,
 ) -> Staged:
-    """Bring what a URL names; with `choose`, only the files it names, in its order.
+    """Bring what a URL names; with `choose`, only the files it names, in its order. What lies here already is
+    believed, unless `doubt` (`cache.shelf.damaged`) names files of it: these are fetched again.
 
     Files stay pinned until the cache is closed: what this run brought does not give way to what it brings."""
     began = time.monotonic()
@@ -78,7 +83,7 @@ def stage(
     near = cache.at(url)
     units = in_order(near.units, choose(near)) if choose else list(near.units)
     cache.room.check_fits(units)
-    run = _Run(near, watcher or Unwatched())
+    run = _Run(near, doubt, watcher or Unwatched())
     run.watcher.planned(url, units)
     run.bring_all(units)
     if near.collection.kind == "hub" and cache.hub_cache:
@@ -90,15 +95,17 @@ def stage(
         bytes=sum(unit.bytes for unit in units),
         fetched_bytes=run.fetched_bytes,
         seconds=time.monotonic() - began,
+        damaged=tuple(sorted(run.damaged)),
     )
 
 
 class _Run:
     """Units on their way, a few at a time."""
 
-    def __init__(self, near: Near, watcher: Watcher) -> None:
-        self._near, self._cache, self.watcher = near, near.cache, watcher
+    def __init__(self, near: Near, doubt: Callable[[Unit], Sequence[str]], watcher: Watcher) -> None:
+        self._near, self._cache, self._doubt, self.watcher = near, near.cache, doubt, watcher
         self.fetched_bytes = 0
+        self.damaged: list[str] = []
 
     def bring_all(self, units: Sequence[Unit]) -> None:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="stoker-stage") as threads:
@@ -117,11 +124,23 @@ class _Run:
             self._near.vouched(unit),
             on_bytes=lambda count: self._landed(unit, count),
             on_wait=lambda holder: self.watcher.waits(unit, holder),
+            anew=self._is_damaged(unit),
         )
         self._cache.shelf.touch(unit.key)
         for file in unit.files:
             self._cache.place(unit, file.name)
         self.watcher.done(unit)
+
+    def _is_damaged(self, unit: Unit) -> Callable[[], bool]:
+        """Whether what lies here still are the files that were found damaged: others may see to them too."""
+        names = self._doubt(unit) if self._cache.shelf.holds(unit) else ()
+        if not names:
+            return lambda: False
+        self.damaged += names
+        self.watcher.damaged(unit, names)
+        path = self._near.folder / names[0]
+        before = inode(path)
+        return lambda: inode(path) == before
 
     def _landed(self, unit: Unit, count: int) -> None:
         self.fetched_bytes += count

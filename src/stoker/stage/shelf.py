@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.stage.digest import is_sound
 from stoker.stage.part import entries, reserved_bytes
 from stoker.stage.plan import Unit
 from stoker.wire.origin import RemoteFile
@@ -78,6 +79,16 @@ class Shelf:
         try:
             return all(os.stat(f"{base}/{file.name}").st_size == file.bytes for file in unit.files)
         except OSError:
+            return False
+
+    def damaged(self, unit: Unit) -> list[str]:
+        """Files of a published unit that are not what they were, by their digests: reads all of them."""
+        return [file.name for file in unit.files if not self._is_sound(unit, file)]
+
+    def _is_sound(self, unit: Unit, file: RemoteFile) -> bool:
+        try:
+            return is_sound(self.path_of(unit, file.name), file.digest)
+        except FileNotFoundError:
             return False
 
     def add(self, unit: Unit, record: Path) -> None:

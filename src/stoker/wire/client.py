@@ -11,16 +11,15 @@ from base64 import b64encode
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stoker.errors import StorageError
-from stoker.wire.http import HEAD_BYTES, Address, Answer, Connection, NetworkError
+from stoker.wire.http import CONNECT_TIMEOUT_S, HEAD_BYTES, Address, Answer, Connection, NetworkError
 
 if TYPE_CHECKING:
     import ssl
 
-CONNECT_TIMEOUT_S = 10.0
 _NEAR_S = 0.005  # to connect, with certificates: a round trip within a site takes less than 1 ms
 _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -52,6 +51,21 @@ class Client:
         plug = _plug(endpoint, tls, self._timeout_s)
         took_s = time.monotonic() - began
         self._quickest[endpoint] = min(took_s, self._quickest.get(endpoint, took_s))
+        return self._connection(endpoint, plug)
+
+    def connect_all(self, endpoint: Endpoint, count: int) -> list[Connection]:
+        """So many connections to a host of plain http: idle ones, then new ones, made side by side since
+        each takes a round trip. Fewer, but one at least, where it does not want so many."""
+        found: list[Connection] = []
+        while len(found) < count and (connection := self.idle(endpoint)):
+            found.append(connection)
+        if not found:
+            found.append(self.connect(endpoint))
+        plugs = found[0].more(count - len(found))
+        timed = (_timed_by_the_kernel(plug, self._timeout_s) for plug in plugs)
+        return found + [self._connection(endpoint, plug) for plug in timed]
+
+    def _connection(self, endpoint: Endpoint, plug: socket.socket) -> Connection:
         through_proxy = bool(endpoint.proxy) and endpoint.scheme == "http"
         return Connection(
             plug,
@@ -66,7 +80,11 @@ class Client:
             idle = self._idle.get(endpoint)
             return idle.pop() if idle else None
 
-    def keep(self, endpoint: Endpoint, connection: Connection) -> None:
+    def leave(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Keep it if its last answer was read to the end; it is of no more use otherwise."""
+        if not connection.reusable:
+            connection.close()
+            return
         with self._lock:
             self._idle[endpoint].append(connection)
 
@@ -159,11 +177,7 @@ class Exchange:
         self._connection.interrupt()
 
     def close(self) -> None:
-        """Keep the connection if the answer was read to its end; it is of no more use otherwise."""
-        if self._connection.reusable:
-            self._client.keep(self._endpoint, self._connection)
-        else:
-            self._connection.close()
+        self._client.leave(self._endpoint, self._connection)
 
     def _ask(self) -> Connection:
         while connection := self._client.idle(self._endpoint):
@@ -221,7 +235,7 @@ def _plug(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> s
     place = urlsplit(endpoint.proxy) if endpoint.proxy else None
     host, port = (place.hostname or "", place.port or 3128) if place else (endpoint.host, endpoint.port)
     try:
-        raw = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+        raw = socket.create_connection((_name(host), port), timeout=CONNECT_TIMEOUT_S)
     except OSError as error:
         raise NetworkError(f"cannot connect to {host} port {port}: {error}") from error
     try:
@@ -237,6 +251,11 @@ def _plug(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> s
     except BaseException:
         raw.close()
         raise
+
+
+def _name(host: str) -> Any:  # bytes too, which the stubs do not know
+    """As bytes a plain name is looked up as it is; text brings in the codec of all the others, 10 ms."""
+    return host.encode() if host.isascii() else host
 
 
 def _timed_by_the_kernel(raw: socket.socket, timeout_s: float) -> socket.socket:

@@ -8,11 +8,15 @@ Why not http.client: a body is received with MSG_WAITALL into a buffer that is r
 from __future__ import annotations
 
 import re
+import select
 import socket
+import time
 from base64 import b64encode
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
+CONNECT_TIMEOUT_S = 10.0
 HEAD_BYTES = 16 << 10  # the most that nginx and S3 themselves take as a head
 _SAFE = "/%:@!$&'()*+,;=~?"  # what may stand in a request's target as it is, beside letters and digits
 _FIT = re.compile(rf"[\w.\-{re.escape(_SAFE)}]+", re.ASCII).fullmatch
@@ -92,17 +96,57 @@ class Connection:
 
     def send(self, address: Address, headers: str) -> None:
         """Ask for what the address names; `headers` are whole lines."""
-        host = address.root.partition("://")[2]
-        own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         self.reusable = False
-        request = (
-            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {host}\r\n"
-            f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
-        )
         try:
-            self._socket.sendall(request.encode("latin-1"))
+            self._socket.sendall(self.request(address, headers))
         except OSError as error:
             raise NetworkError(f"cannot ask {self.host}: {error}") from error
+
+    def request(self, address: Address, headers: str) -> bytes:
+        """What is sent to ask for it, as this connection and any other to the same host want it."""
+        root = address.root
+        own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
+        return (
+            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {root.partition('://')[2]}\r\n"
+            f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
+        ).encode("latin-1")
+
+    def more(self, count: int) -> list[socket.socket]:
+        """Further sockets to the same place, connected side by side; those that came to be in time."""
+        try:
+            place = self._socket.getpeername()
+        except OSError:  # it was reset while it was idle
+            return []
+        plugs = {plug.fileno(): plug for plug in (self._begin_another(place) for _ in range(count))}
+        waiting, connected, deadline = select.poll(), [], time.monotonic() + CONNECT_TIMEOUT_S
+        for number in plugs:
+            waiting.register(number, select.POLLOUT)
+        while plugs and (left_s := deadline - time.monotonic()) > 0:
+            for number, _ in waiting.poll(1e3 * left_s):
+                waiting.unregister(number)
+                plug = plugs.pop(number)
+                plug.close() if plug.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else connected.append(
+                    plug
+                )
+        for plug in plugs.values():
+            plug.close()
+        return connected
+
+    def _begin_another(self, place: Any) -> socket.socket:  # as the socket's family has it
+        plug = socket.socket(self._socket.family, socket.SOCK_STREAM)
+        plug.setblocking(False)
+        plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plug.connect_ex(place)
+        return plug
+
+    def fileno(self) -> int:
+        """The socket, for somebody else to talk through; `served` tells how that ended."""
+        self.reusable = False
+        return self._socket.fileno()
+
+    def served(self, *, reusable: bool) -> None:
+        self.reusable = reusable
+        self.answers += 1
 
     def answer(self) -> Answer:
         """The head of the answer; its body can be read afterwards."""

@@ -15,7 +15,17 @@ from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import StorageError, UsageError
-from stoker.storage import Entry, Store, is_local, join_url, local_path, open_store, split_url, url_scheme
+from stoker.storage import (
+    Entry,
+    ObjectStore,
+    Store,
+    is_local,
+    join_url,
+    local_path,
+    open_store,
+    split_url,
+    url_scheme,
+)
 from stoker.wire.answers import Busy, range_line, refuse, total_bytes, version_of
 from stoker.wire.client import Client, Exchange
 from stoker.wire.http import Address, Answer, NetworkError
@@ -142,6 +152,8 @@ def _read_manifest(store: Store) -> bytes:
     if is_local(store.url) and not (local_path(store.url) / _MANIFEST).is_file():
         return b""
     try:
+        if isinstance(store, ObjectStore):
+            return store.read(_MANIFEST)
         with store.open(_MANIFEST) as file:
             return file.read()
     except StorageError as error:

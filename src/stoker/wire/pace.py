@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 SLICE_BYTES = 1 << 20
 
-START_LANES = 3  # on two cores over loopback best for one file; a distant store is at 60 within two seconds
+START_LANES = 3  # on two cores over loopback best for one file
+FAR_LANES = 12  # to begin with from afar, where a lane waits most of its time: at 20 ms, see docs/design
 MOST_LANES = 64
 LANE_BYTES = 2 << 20  # a lane's slice, and what its connection and thread hold
 
@@ -21,6 +22,7 @@ RANGE_S = 0.5  # a request that lasts half a second makes its own latency (30 ms
 
 MOST_SMALL_LANES = 8
 _MOST_NEAR = 2
+_MOST_FLYING = 4  # with 32 requests each
 SMALL_AT_ONCE = 64  # requests for small files under way; more of them meet SlowDown on one prefix of a store
 
 _WINDOW_S = 0.25
@@ -40,7 +42,7 @@ class Pace:
     def __init__(self, *, memory_bytes: int, lanes: int = 0, now: float) -> None:
         self.most = lanes or max(1, min(MOST_LANES, memory_bytes // LANE_BYTES))
         self.lanes = lanes or min(START_LANES, self.most)
-        self._fixed = bool(lanes)
+        self._fixed, self._is_far = bool(lanes), False
         self._before = self.lanes  # what to go back to if more lanes brought nothing
         self._best = 0.0  # what more lanes must beat; 0 = nothing is known, so try
         self._rate = 0.0
@@ -57,6 +59,12 @@ class Pace:
         self._judge(self._bytes / (now - self._opened), now)
         self._bytes, self._opened = 0, now
         return self.lanes > before
+
+    def go_far(self) -> None:
+        """The way is long: begin with more lanes, if nothing else is known yet."""
+        if not self._fixed and not self._is_far:
+            self.lanes = self._before = max(self.lanes, min(self.most, FAR_LANES))
+        self._is_far = True
 
     def slow_down(self, *, now: float) -> None:
         """A request was refused for being one too many, or timed out."""
@@ -87,10 +95,10 @@ class Pace:
 
 
 class Company:
-    """How many lanes bring small files. From a store next door one, or two if they turn out to be quicker:
-    they take turns in one interpreter, which is a loss unless writing the files takes long. On two cores
-    4,000 x 64 KiB took 1.0 s to memory with one lane, 1.3 s with two, 1.5 s with four; to a disk 2.4 s, 1.8 s
-    and 1.9 s. From afar as many as help to connect and to wait."""
+    """How many lanes bring small files. From a store next door two, if they fly (see `flight`). Else one, or
+    two if they turn out to be quicker: they take turns in one interpreter, which is a loss unless writing the
+    files takes long. On two cores 4,000 x 64 KiB took 1.0 s to memory with one lane, 1.3 s with two, 1.5 s
+    with four; to a disk 2.4 s, 1.8 s and 1.9 s. From afar as many as help to connect and to wait."""
 
     def __init__(self) -> None:
         self.lanes = 0  # at work
@@ -99,7 +107,9 @@ class Company:
         self._bytes = 0
         self._opened: float | None = None
 
-    def wants_more(self, *, near: bool) -> bool:
+    def wants_more(self, *, near: bool, flies: bool = False) -> bool:
+        if flies:
+            return self.lanes < (_MOST_NEAR if near else _MOST_FLYING)
         return self.lanes < (self._near if near else MOST_SMALL_LANES)
 
     @staticmethod

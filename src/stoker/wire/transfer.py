@@ -7,6 +7,7 @@ version of the file this is and whether the server has ranges at all.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import random
 import threading
@@ -60,12 +61,24 @@ class Lane:
     """A thread's own memory: used again for every slice."""
 
     def __init__(self) -> None:
-        self._buffer = memoryview(mmap.mmap(-1, SLICE_BYTES))  # whole pages: O_DIRECT can write from it
+        self._map(SLICE_BYTES)
 
     def buffer(self, count: int) -> memoryview:
         if count > len(self._buffer):
-            self._buffer = memoryview(mmap.mmap(-1, count))
+            self._map(count)
         return self._buffer[:count]
+
+    def _map(self, count: int) -> None:
+        memory = mmap.mmap(-1, count)  # whole pages: O_DIRECT can write from it
+        self._buffer = memoryview(memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class Held(Protocol):
+    """What is read for a transfer, by one thread; another may interrupt it."""
+
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Course:
@@ -78,7 +91,7 @@ class Course:
         self._tries = 0
         self._moved_at = time.monotonic()
         self._failed = threading.Event()
-        self._readers: set[Reader] = set()
+        self._readers: set[Held] = set()
 
     def landed(self, count: int) -> None:
         self._tries, self._moved_at = 0, time.monotonic()
@@ -116,13 +129,13 @@ class Course:
             self._failed.wait(wait)
             self._moved_at = time.monotonic()
 
-    def enter(self, reader: Reader) -> None:
+    def enter(self, reader: Held) -> None:
         with self._means.lock:
             self._readers.add(reader)
             if self.error:
                 reader.interrupt()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: Held) -> None:
         with self._means.lock:
             self._readers.discard(reader)
         reader.close()
@@ -204,10 +217,17 @@ class FileTransfer:
                 hear(source, reader, start, stop)
             except DeniedError as error:
                 renew(source, asked, error, book=book)
-            self._means.wake()  # others may ask now
+            self._call_others()
             yield reader
         finally:
             self.course.leave(reader)
+
+    def _call_others(self) -> None:
+        """The first answer is in: they may ask now."""
+        with self._means.lock:
+            if self._source.on_the_web and not self._means.client.is_near(self._source.address):
+                self._means.pace.go_far()
+        self._means.wake()
 
     def _write(self, offset: int, view: memoryview) -> None:
         if self.course.error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import StorageError, UsageError
 from stoker.wire.address import AddressBook
 from stoker.wire.answers import Busy
-from stoker.wire.batch import BatchTransfer
+from stoker.wire.batch import BatchTransfer, Landed
 from stoker.wire.client import Client
 from stoker.wire.http import NetworkError
 from stoker.wire.pace import SLICE_BYTES, Bucket, Pace
@@ -28,7 +28,7 @@ from stoker.wire.transfer import FileTransfer, Lane, Means, Sink
 if TYPE_CHECKING:
     from stoker.wire.origin import RemoteFile
 
-__all__ = ["SLICE_BYTES", "Sink", "Wire"]
+__all__ = ["SLICE_BYTES", "Landed", "Sink", "Wire"]
 
 MEMORY_BYTES = 256 << 20
 PATIENCE_S = 300.0
@@ -87,14 +87,13 @@ class Wire:
         self,
         files: Sequence[RemoteFile],
         *,
-        deliver: Callable[[RemoteFile, memoryview], None],
+        deliver: Callable[[Sequence[Landed]], None],
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Bring whole files of at most a few MiB; each is delivered once, from a thread of the wire, in
-        memory that is used again after the call."""
-        for file in files:
-            if not file.bytes:
-                deliver(file, memoryview(b""))
+        """Bring whole files of at most a few MiB; each is delivered once, a few at a time, from a thread of
+        the wire, in memory that is used again after the call."""
+        if empty := [(file, memoryview(b"")) for file in files if not file.bytes]:
+            deliver(empty)
         if full := [file for file in files if file.bytes]:
             self._check()
             self._carry_out(BatchTransfer(full, deliver=deliver, on_bytes=on_bytes, means=self._means))

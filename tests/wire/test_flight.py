@@ -1,0 +1,242 @@
+"""Small files that travel together: whatever a server answers, they come out as if asked for one by one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import BadShardError, ChangedError, StorageError
+from stoker.wire import flight
+from stoker.wire.origin import RemoteFile
+from stoker.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+BODY = bytes(range(256)) * 40
+
+
+def plain(body: bytes, *, more: str = "") -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def in_chunks(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (7, body[:7], len(body) - 7, body[7:])
+
+
+# What a server may answer before it answers as it should; `True`: it closes the connection then.
+ODD: dict[str, tuple[bytes, bool]] = {
+    "busy": (b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n", False),
+    "in chunks": (in_chunks(BODY), False),
+    "without a length": (b"HTTP/1.1 200 OK\r\n\r\n" + BODY, True),
+    "of HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY, True),
+    "and goodbye": (plain(BODY, more="Connection: close\r\n"), True),
+    "with a long head": (plain(BODY, more=f"X-Long: {'x' * 9000}\r\n"), False),
+    "after an early hint": (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + plain(BODY), False),
+    "cut within the head": (plain(BODY)[:30], True),
+    "cut within the body": (plain(BODY)[:3000], True),
+    "nothing": (b"", True),
+    "elsewhere": (b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", False),
+}
+
+
+class Server:
+    """Answers on the loopback with the bytes it is given: the n-th time that a path is asked for."""
+
+    def __init__(self, answer: Callable[[str, int], tuple[bytes, bool] | None]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.asked: Counter[str] = Counter()
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._open.append(client)
+                self._threads.append(threading.Thread(target=self._serve, args=(client,)))
+                self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError), client.makefile("rb") as requests:
+            while line := requests.readline().decode():
+                while requests.readline().strip():
+                    pass
+                path = line.split()[1]
+                self.asked[path] += 1
+                answer = self._answer(path, self.asked[path])
+                if answer is None:
+                    requests.readline()  # nothing, until the other side gives up
+                    return
+                client.sendall(answer[0])
+                if answer[1]:
+                    return
+
+
+@contextmanager
+def answering(answer: Callable[[str, int], tuple[bytes, bool] | None]) -> Iterator[Server]:
+    with ExitStack() as stack:
+        server = Server(answer)
+        stack.callback(server.close)
+        yield server
+
+
+def files_at(server: Server, count: int, *, size: int = len(BODY), version: str = "") -> list[RemoteFile]:
+    return [
+        RemoteFile(name=f"{n}", url=f"{server.url}/{n}", bytes=size, version=version) for n in range(count)
+    ]
+
+
+def fetch(files: Sequence[RemoteFile], **options: float) -> dict[str, bytes]:
+    got: dict[str, bytes] = {}
+
+    def deliver(landed: Sequence[tuple[RemoteFile, memoryview]]) -> None:
+        for file, data in landed:
+            assert file.name not in got, "every file once"
+            got[file.name] = bytes(data)
+
+    with Wire(**options) as wire:
+        wire.fetch_small(files, deliver=deliver)
+    return got
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def _way(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    skip_or_fail: Callable[[str], None],
+) -> None:
+    """With the extension, and as where there is no compiler."""
+    if request.param == "python":
+        monkeypatch.setattr(flight, "_native", lambda: None)
+    elif flight._native() is None:
+        skip_or_fail("the extension was not built")
+
+
+def test_plain_answers_are_asked_for_once() -> None:
+    bodies = {f"/{n}": os.urandom(n * 97 % 5000 + 1) for n in range(300)}
+    with answering(lambda path, times: (plain(bodies[path]), False)) as server:
+        files = [
+            RemoteFile(name=path, url=server.url + path, bytes=len(body)) for path, body in bodies.items()
+        ]
+        assert fetch(files) == bodies
+        assert set(server.asked.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_answer_costs_another_question_at_most(kind: str) -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        return ODD[kind] if path == "/7" and times == 1 else (plain(BODY), False)
+
+    with answering(answer) as server:
+        assert fetch(files_at(server, 100)) == {f"{n}": BODY for n in range(100)}
+
+
+@pytest.mark.parametrize("kind", set(ODD) - {"busy", "cut within the head", "cut within the body", "nothing"})
+def test_a_server_that_is_always_odd_is_understood(kind: str) -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        return (plain(BODY), False) if path == "/elsewhere" else ODD[kind]
+
+    with answering(answer) as server:
+        assert fetch(files_at(server, 40)) == {f"{n}": BODY for n in range(40)}
+
+
+@settings(max_examples=15)
+@given(st.lists(st.sampled_from(["", *ODD]), min_size=1, max_size=60))
+def test_any_mixture_of_answers_brings_every_file(kinds: list[str]) -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        kind = kinds[int(path[1:])] if times == 1 and path != "/elsewhere" else ""
+        return ODD[kind] if kind else (plain(BODY), False)
+
+    with answering(answer) as server:
+        assert fetch(files_at(server, len(kinds))) == {f"{n}": BODY for n in range(len(kinds))}
+
+
+def test_a_reset_is_asked_again() -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        return (plain(BODY)[:5000], True) if times == 1 and int(path[1:]) % 5 == 0 else (plain(BODY), False)
+
+    with answering(answer) as server:
+        assert fetch(files_at(server, 60)) == {f"{n}": BODY for n in range(60)}
+
+
+@pytest.mark.parametrize("size", [len(BODY) - 1, len(BODY) + 1])
+def test_another_length_is_a_change(size: int) -> None:
+    with answering(lambda path, times: (plain(BODY), False)) as server, pytest.raises(ChangedError):
+        fetch(files_at(server, 20, size=size))
+
+
+def test_more_than_was_said_is_never_taken_for_the_next_answer() -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        return plain(BODY) + plain(b"x" * len(BODY)), False
+
+    with answering(answer) as server, suppress(StorageError):
+        assert set(fetch(files_at(server, 3), patience_s=1).values()) == {BODY}
+
+
+def test_another_etag_is_a_change() -> None:
+    answer = (plain(BODY, more='ETag: "new"\r\n'), False)
+    with answering(lambda path, times: answer) as server, pytest.raises(ChangedError, match='"new"'):
+        fetch(files_at(server, 20, version='"old"'))
+
+
+def test_the_etag_that_was_listed_is_no_change() -> None:
+    with answering(lambda path, times: (plain(BODY, more='etag: "old" \r\n'), False)) as server:
+        assert len(fetch(files_at(server, 20, version='"old"'))) == 20
+        assert set(server.asked.values()) == {1}
+
+
+def test_a_silent_server_is_asked_again() -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool] | None:
+        return None if path == "/3" and times == 1 else (plain(BODY), False)
+
+    with answering(answer) as server:
+        assert len(fetch(files_at(server, 20), timeout_s=0.3)) == 20
+
+
+def test_what_takes_the_files_may_refuse_them() -> None:
+    def refuse(landed: Sequence[tuple[RemoteFile, memoryview]]) -> None:
+        raise BadShardError("not these", hint="others")
+
+    with (
+        answering(lambda path, times: (plain(BODY), False)) as server,
+        Wire() as wire,
+        pytest.raises(BadShardError, match="not these"),
+    ):
+        wire.fetch_small(files_at(server, 50), deliver=refuse)
+
+
+def test_a_wire_that_is_closed_waits_for_no_answer() -> None:
+    waiting = threading.Event()
+
+    def answer(path: str, times: int) -> None:
+        waiting.set()
+
+    with answering(answer) as server, Wire() as wire, ExitStack() as stack:
+        closer = threading.Thread(target=lambda: (waiting.wait(), wire.close()))
+        closer.start()
+        stack.callback(closer.join)
+        with pytest.raises(StorageError, match="closed"):
+            wire.fetch_small(files_at(server, 50), deliver=lambda landed: None)

@@ -138,12 +138,12 @@ def watched_loop(width: int) -> tuple[Iterator[None], list[Point]]:
     kind = type("Model", (forward.owner,), {})
     model = kind(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
-    data = TensorDataset(torch.randn(4096, width))
+    data = TensorDataset(torch.randint(0, 9, (4096, width)))  # looks like text: its tokens are counted
 
     def steps() -> Iterator[None]:
         while True:
             for (batch,) in DataLoader(data, batch_size=16):
-                model(batch).backward()
+                model(batch.float()).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 yield

@@ -1,22 +1,24 @@
 """What does watching cost a training loop, beside what other watchers cost it?
 
-Method: one loop (DataLoader, forward, backward, optimizer; some 3 ms a step) in five processes at once:
-plain, plain again (the null control), under `stoker watch`, under traceml-ai where it is installed, with
-torch.profiler. They take turns: each runs a block of steps while the others wait for theirs, and the order
-turns from cycle to cycle. A cost is the difference of a block to the plain one of the same cycle, half a
-second away, so that a machine that becomes slower hurts all alike; given are the median over all cycles, the
-middle half and the error of the median. Two processes of one program differ too, by where their memory lies:
-so there are rounds, each with new processes, and the plain ones compared with each other say what this can
-tell apart. `wall` is the usual step of a block; `cpu` is the CPU time of all threads of the process for each
-step. torch.profiler is started and stopped around each block, outside of what is timed.
+Method: one loop (DataLoader, forward, backward, optimizer; some 3 ms a step) in two processes at a time: a
+plain one, and one that is plain too (the null control), under `stoker watch`, under traceml-ai where it is
+installed, or with torch.profiler. The two take turns, a block of steps each, and who begins changes from
+cycle to cycle. A cost is the difference of a block to the plain one of the same cycle, a tenth of a second
+away, so that a machine that becomes slower hurts both alike; given are the median over all cycles, the middle
+half and the error of the median. Two processes of one program differ too, by where their memory lies: so
+there are rounds, each with new processes, and the null says what this can tell apart. (Gradients come from
+the heap in all of them: by default glibc maps and faults them anew in every step, a millisecond, until
+something large has been freed, which watchers do.) `wall` is the usual step of a block; `cpu` is the CPU time
+of all threads of the process for each step. torch.profiler is started and stopped around each block, outside
+of what is timed. What a watcher does beside the loop also falls on the plain blocks of its pair.
 
 The hooks alone are measured in one process by `hook_cost.py`, which is run too; the sampler beside the job by
 itself: CPU time of the watching process for each second.
 
-    python benchmarks/watch_overhead.py                                   # 6 rounds, some 6 minutes
+    python benchmarks/watch_overhead.py                                   # 3 rounds, some 7 minutes
     python benchmarks/watch_overhead.py --rounds 1 --cycles 6 --quick     # does it work? writes nothing
 
-What is known is written after every round, so a run that is cut leaves its results.
+What is known is written after every pair, so a run that is cut leaves its results.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-WARM = 100  # steps before the first block
+WARM_S = 7.0  # of steps before the first block: watchers look more often at first
 PATIENCE_S = 90  # for a process to begin, or to end a block
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+Cycle = dict[str, dict[str, float]]  # by mode, by clock: seconds a step
 
 
 # --- the loop, in a process of its own ----------------------------------------------------------------
@@ -49,7 +53,8 @@ PATIENCE_S = 90  # for a process to begin, or to end a block
 def loop(mode: str, options: argparse.Namespace) -> None:
     """Run a block of steps at each line read from the turns, and say what it took."""
     steps = training(mode, options)
-    for _ in range(WARM):
+    warm = time.monotonic() + WARM_S
+    while time.monotonic() < warm:
         next(steps)
     turns, told = (Path(options.folder) / name for name in ("turns", "told"))
     with turns.open() as asked, told.open("w") as answers:
@@ -124,7 +129,7 @@ class Trainer:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command(mode, self._folder.name, options),
-                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+                env={**os.environ, **HEAP, "PYTHONPATH": str(ROOT / "src")},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder.name,
             )  # fmt: skip
 
@@ -176,16 +181,16 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def one_round(modes: list[str], options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
-    """The blocks of each cycle by mode, of processes begun for this round."""
-    with contextlib.ExitStack() as stack:
-        trainers = [stack.enter_context(Trainer(mode, options)) for mode in modes]
-        for trainer in trainers:
+def pair(mode: str, options: argparse.Namespace) -> list[Cycle]:
+    """The blocks of each cycle, plain and watched, of processes begun for it."""
+    with Trainer("plain", options) as plain, Trainer(mode, options) as watched:
+        turns = [plain, watched]
+        for trainer in turns:
             trainer.answer()
         cycles = []
-        for number in range(options.cycles):
-            turn = number % len(modes)
-            cycles.append({one.mode: one.block() for one in trainers[turn:] + trainers[:turn]})
+        for _ in range(options.cycles):
+            turns.reverse()
+            cycles.append({one.mode: one.block() for one in turns})
         return cycles
 
 
@@ -220,7 +225,7 @@ def hooks() -> dict[str, object]:
     return json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
 
 
-def costs(cycles: list[dict[str, dict[str, float]]], mode: str, clock: str) -> dict[str, float]:
+def costs(cycles: list[Cycle], mode: str, clock: str) -> dict[str, float]:
     """Microseconds a step over the plain block of the same cycle."""
     found = [1e6 * (one[mode][clock] - one["plain"][clock]) for one in cycles]
     plain = statistics.median(1e6 * one["plain"][clock] for one in cycles)
@@ -229,27 +234,29 @@ def costs(cycles: list[dict[str, dict[str, float]]], mode: str, clock: str) -> d
     return {"us": middle, "us_low": low, "us_high": high, "error": error, "percent": 100 * middle / plain}
 
 
-def summary(
-    rounds: list[list[dict[str, dict[str, float]]]], options: argparse.Namespace
-) -> dict[str, object]:
-    cycles = [one for each in rounds for one in each]
-    watched = [mode for mode in cycles[0] if mode != "plain"]
+def summary(rounds: dict[str, list[list[Cycle]]], options: argparse.Namespace) -> dict[str, object]:
+    """`rounds` holds the cycles of each round by mode."""
+    cycles = {mode: [one for each in found for one in each] for mode, found in rounds.items() if found}
+    plain = [one["plain"]["wall"] for found in cycles.values() for one in found]
     return {
         "question": __doc__.partition("\n")[0],
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "device": options.device},
         "versions": {name: version(name) for name in ("torch", "traceml-ai")},
-        "rounds": len(rounds), "cycles": options.cycles, "steps_a_block": options.steps,
-        "plain_step_ms": statistics.median(1e3 * one["plain"]["wall"] for one in cycles),
-        "wall": {mode: costs(cycles, mode, "wall") for mode in watched},
-        "cpu": {mode: costs(cycles, mode, "cpu") for mode in watched},
-        "wall_us_by_round": {m: [costs(each, m, "wall")["us"] for each in rounds] for m in watched},
-    }  # fmt: skip
+        "cycles": options.cycles,
+        "steps_a_block": options.steps,
+        "plain_step_ms": 1e3 * statistics.median(plain),
+        "wall": {mode: costs(found, mode, "wall") for mode, found in cycles.items()},
+        "cpu": {mode: costs(found, mode, "cpu") for mode, found in cycles.items()},
+        "wall_us_by_round": {
+            mode: [costs(each, mode, "wall")["us"] for each in rounds[mode]] for mode in cycles
+        },
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--cycles", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cycles", type=int, default=60)
     parser.add_argument("--steps", type=int, default=40, help="of a block")
     parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--device", default="cpu")
@@ -261,18 +268,15 @@ def main() -> None:
         loop(options.loop, options)
         return
     began = time.monotonic()
-    modes = ["plain", "null", "stoker", "torch.profiler"]
-    modes += ["traceml"] if util.find_spec("traceml_ai") else []
-    rounds, report = [], {}
+    modes = ["null", "stoker", "torch.profiler", *(["traceml"] if util.find_spec("traceml_ai") else [])]
+    rounds, report = {mode: [] for mode in modes}, {}
     for number in range(options.rounds):
-        rounds.append(one_round(modes, options))
-        report = summary(rounds, options)
-        said = ", ".join(f"{mode} {cost['us']:.0f} us" for mode, cost in report["wall"].items())
-        print(
-            f"round {number + 1} of {options.rounds}, {time.monotonic() - began:.0f} s: {said}",
-            file=sys.stderr,
-        )
-        write(report, options)
+        for mode in modes:
+            rounds[mode].append(pair(mode, options))
+            report = summary(rounds, options)
+            said = f"{mode} {report['wall_us_by_round'][mode][-1]:.0f} us"
+            print(f"round {number + 1}, {time.monotonic() - began:.0f} s: {said}", file=sys.stderr)
+            write(report, options)
     if not options.quick:
         report["sampler_percent_of_a_core"] = 100 * sampler_share()
         write(report, options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 _TOKEN_KEYS = ("input_ids", "tokens")
@@ -9,16 +11,25 @@ _LEAVES = 64
 
 
 def tokens_of(batch: Any) -> int:
-    """Tokens of a batch, -1 where it does not look like text: integers in two dimensions are."""
+    """Tokens of a batch, -1 where it does not look like text."""
+    part = text_part(batch)
+    return -1 if part is None else int(part(batch).numel())
+
+
+def text_part(batch: Any) -> Callable[[Any], Any] | None:
+    """What takes the tokens out of a batch like this one; None where it does not look like text: integers in
+    two dimensions are."""
     if hasattr(batch, "keys"):
-        for key in _TOKEN_KEYS:
-            if key in batch:
-                return int(batch[key].numel())
-        return -1
-    first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
-    if getattr(first, "ndim", 0) != 2 or not hasattr(first, "is_floating_point"):
-        return -1
-    return -1 if first.is_floating_point() else int(first.numel())
+        return next((itemgetter(key) for key in _TOKEN_KEYS if key in batch), None)
+    listed = isinstance(batch, (list, tuple)) and bool(batch)
+    first = batch[0] if listed else batch
+    if getattr(first, "ndim", 0) != 2 or not hasattr(first, "is_floating_point") or first.is_floating_point():
+        return None
+    return itemgetter(0) if listed else _itself
+
+
+def _itself(batch: Any) -> Any:
+    return batch
 
 
 def batch_bytes(batch: Any) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from stoker.inside.batches import batch_bytes, loader_facts, tokens_of
+from stoker.inside.batches import batch_bytes, loader_facts, text_part
 from stoker.inside.boot import VARIABLE
 from stoker.inside.collectives import hook_collectives, showing_exposed
 from stoker.inside.device import hook_copies, hook_syncs
@@ -56,7 +56,7 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
     iterator = module._BaseDataLoaderIter
     original, switch, cached = iterator.__next__, Switch(probe, "loader"), Cached.from_environ(probe)
     put, takes_gradients = probe.marks.append, sys.modules["torch"]._C.is_grad_enabled
-    due, moved_bytes, is_text, thread = 0, 0, False, 0  # as last looked at; due: batches until the next look
+    due, moved_bytes, text, thread = 0, 0, None, 0  # as last looked at; due: batches until the next look
 
     def __next__(self: Any) -> Any:
         nonlocal due, thread
@@ -84,17 +84,20 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
             if not due:
                 look(self, batch, evaluated=note == EVALUATED)
             due -= 1
-            if is_text and note == NO_TOKENS:
-                note = tokens_of(batch)
         except Exception as error:
             switch.fail(error)
+        if text is not None and note == NO_TOKENS:
+            try:
+                note = text(batch).numel()
+            except Exception:  # a batch of another kind than the one looked at
+                due = 0
         put((kind, start, now(), mine, moved_bytes, note))
         return batch
 
     def look(self: Any, batch: Any, *, evaluated: bool) -> None:
-        nonlocal due, moved_bytes, is_text, thread
+        nonlocal due, moved_bytes, text, thread
         due, thread = _BATCHES_BETWEEN_LOOKS, ident()
-        moved_bytes, is_text = batch_bytes(batch), tokens_of(batch) >= 0
+        moved_bytes, text = batch_bytes(batch), text_part(batch)
         if not evaluated:
             probe.tell(loader=loader_facts(self, batch_bytes=moved_bytes))
 

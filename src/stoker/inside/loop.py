@@ -60,15 +60,16 @@ class Loop:
         """Written flat: it runs beside the loop, and takes the interpreter from it."""
         if self._spans is None:
             return
-        write, loop, numbers, reads = self._spans.write, self.thread, self._numbers, self._reads
+        write, reads, loop = self._spans.write, self._reads, self.thread
+        number = self._numbers[loop]
         for kind, start, end, thread, moved_bytes, note in marks:
             if thread is None or thread == loop:
-                thread = loop
-                self.touched = end
                 if kind in reads:
                     reads[kind](start, end, note)
-            step = self.number if self._step_start else NO_STEP
-            write(kind, start, end, step, moved_bytes, numbers[thread])
+                self.touched = end
+                write(kind, start, end, self.number if self._step_start else NO_STEP, moved_bytes, number)
+            else:
+                write(kind, start, end, NO_STEP, moved_bytes, self._numbers[thread])
 
     def finish(self, at: float) -> None:
         """The process ends: so do its evaluation and its step."""

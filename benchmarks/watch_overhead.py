@@ -7,10 +7,11 @@ cycle to cycle. A cost is the difference of a block to the plain one of the same
 away, so that a machine that becomes slower hurts both alike; given are the median over all cycles, the middle
 half and the error of the median. Two processes of one program differ too, by where their memory lies: so
 there are rounds, each with new processes, and the null says what this can tell apart. (Gradients come from
-the heap in all of them: by default glibc maps and faults them anew in every step, a millisecond, until
-something large has been freed, which watchers do.) `wall` is the usual step of a block; `cpu` is the CPU time
-of all threads of the process for each step. torch.profiler is started and stopped around each block, outside
-of what is timed. What a watcher does beside the loop also falls on the plain blocks of its pair.
+the heap in all of them. By default glibc may take them anew from the kernel in every step, 17 or 700 page
+faults and up to a millisecond, until something large has been freed: 0 from then on. Watchers free such.)
+`wall` is the usual step of a block; `cpu` is the CPU time of all threads of the process for each step.
+torch.profiler is started and stopped around each block, outside of what is timed. What a watcher does beside
+the loop also falls on the plain blocks of its pair.
 
 The hooks alone are measured in one process by `hook_cost.py`, which is run too; the sampler beside the job by
 itself: CPU time of the watching process for each second.

@@ -97,7 +97,8 @@ def _who(recording: Recording) -> str:
     names = sorted({gpu.name for gpu in recording.gpus if gpu.name})
     cards = f"{len(recording.gpus)} × {', '.join(names)}" if names else "no GPU readings"
     ended = f", {recording.ended}" if recording.ended else ""
-    return f"{steps} steps, {len(recording.ranks)} ranks, {cards}{ended}"
+    ranks = "1 rank" if len(recording.ranks) == 1 else f"{len(recording.ranks)} ranks"
+    return f"{steps} steps, {ranks}, {cards}{ended}"
 
 
 # --- two runs -------------------------------------------------------------------------------------

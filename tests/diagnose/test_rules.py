@@ -248,3 +248,17 @@ def test_a_late_first_batch_is_still_looked_at(verdict_on: Callable[[Run], Verdi
     run = Run(label="data_starvation", steps=80, shows={"compute": FED, "data": Shows()})
     run.pieces = lambda step, compute: [("data", 3.0 if step == 1 else compute), ("compute", compute)]
     assert verdict_on(run).findings[0].kind == "data_starvation"
+
+
+def test_a_loader_that_stands_with_half_of_shm_filled_lacks_room_for_the_next_batch() -> None:
+    stands = Event(t=12.0, what="hang", text="data: train.py:9", facts={"inside": "data"})
+    rank = loop_rank(0, steps=0, step_s=0.1, events=(stands,))
+    host = two_cores(wall_s=20.0, busy=0.1, shm_total=24e6, shm_used=16e6, workers=2.0)
+
+    def kinds(host: HostRecord) -> list[str]:
+        run = replace(run_of(rank, wall_s=20.0), hosts=(host,))
+        return [finding.kind for finding in diagnose(run).findings]
+
+    assert kinds(host) == []  # somebody else's, from the beginning
+    host.samples.columns["shm_used"][:10] = 0.0  # one batch came, the other worker's did not
+    assert kinds(host) == ["shm_pressure"]

@@ -40,6 +40,7 @@ class Host:
     workers_blocked: float  # in D, on a disk or a server
     trainer_blocked: float  # share of samples
     shm_peak: float  # of its size
+    shm_grew: float  # over the least seen, of its size
     shm_total: float
     shm_full_in_s: float  # by its trend; inf: never
 
@@ -50,7 +51,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     if not known:
         return None
     one = max(known, key=lambda record: np.nan_to_num(mean_of(_busy_cores(record).tolist())))
-    shm_peak, shm_full_in_s = _shm(one.samples)
+    shm_peak, shm_grew, shm_full_in_s = _shm(one.samples)
     one = _while_looping(recording, one)
     samples, busy = one.samples, _busy_cores(one)
     waiting = _waiting(samples, line)
@@ -83,6 +84,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         workers_blocked=samples.mean("workers_blocked"),
         trainer_blocked=samples.mean("trainer_blocked"),
         shm_peak=shm_peak,
+        shm_grew=shm_grew,
         shm_total=samples.mean("shm_total"),
         shm_full_in_s=shm_full_in_s,
     )
@@ -175,18 +177,20 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
-def _shm(samples: Samples) -> tuple[float, float]:
-    """How full shared memory got, and when its trend over the last half fills it."""
+def _shm(samples: Samples) -> tuple[float, float, float]:
+    """How full shared memory got, how much of that came meanwhile, and when its trend over the last half
+    fills it."""
     used, total = samples.columns.get("shm_used"), samples.columns.get("shm_total")
     if used is None or total is None or not np.nanmax(total) > 0:
-        return math.nan, math.inf
+        return math.nan, math.nan, math.inf
     full = used / np.nanmax(total)
+    peak, grew = float(np.nanmax(full)), float(np.nanmax(full) - np.nanmin(full))
     late = samples.t >= (samples.t[0] + samples.t[-1]) / 2
     late &= ~np.isnan(full)
     if late.sum() < 4 or np.ptp(full[late]) < 0.02:
-        return float(np.nanmax(full)), math.inf
+        return peak, grew, math.inf
     t, level = samples.t[late], full[late]
     slope, base = np.polyfit(t, level, 1)
     straight = np.corrcoef(t, level)[0, 1] > 0.9
     left = 1.0 - (slope * t[-1] + base)
-    return float(np.nanmax(full)), float(left / slope) if straight and slope > 0 else math.inf
+    return peak, grew, float(left / slope) if straight and slope > 0 else math.inf

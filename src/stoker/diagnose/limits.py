@@ -105,10 +105,17 @@ def shm_pressure(features: Features) -> Finding | Abstention:
     batch = features.fact("batch_bytes") if features.fact("num_workers") >= 1 else math.nan
     if above(batch, (1 - host.shm_peak) * host.shm_total):
         return _shm(features, 0.85, f"{full}: the next batch of {batch / 2**20:.0f} MiB does not fit")
+    if host.shm_grew >= 0.5 and host.workers > 0 and _stands_in_loader(features):
+        return _shm(features, 0.75, f"the loader gives no batch, and {full}: as much again does not fit")
     soon = host.shm_full_in_s <= max(at("shm_soon") * features.wall_s, 300.0)
     if soon and host.shm_peak >= 0.2:
         return _shm(features, 0.75, f"{full} and its trend fills it in {host.shm_full_in_s:.0f} s")
     return Abstention(kind=kind, why=f"/dev/shm was at most {percent(host.shm_peak)} full")
+
+
+def _stands_in_loader(features: Features) -> bool:
+    hangs = [event for events in features.events.values() for event in events if event.what == "hang"]
+    return any(event.facts.get("inside") == "data" for event in hangs)
 
 
 def _bus_error(features: Features) -> bool:

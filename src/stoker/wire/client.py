@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from base64 import b64encode
 from collections import defaultdict
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from stoker.wire.http import CONNECT_TIMEOUT_S, HEAD_BYTES, Address, Answer, Con
 if TYPE_CHECKING:
     import ssl
 
-_NEAR_S = 0.005  # to connect, with certificates: a round trip within a site takes less than 1 ms
+_NEAR_S = 0.002  # a round trip within a site takes less than 1 ms
+_RTT_AT = 68  # where the kernel's tcp_info has it, in microseconds
 _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
@@ -47,9 +47,8 @@ class Client:
 
     def connect(self, endpoint: Endpoint) -> Connection:
         tls = self._tls if endpoint.scheme == "https" else None
-        began = time.monotonic()
         plug = _plug(endpoint, tls, self._timeout_s)
-        took_s = time.monotonic() - began
+        took_s = _round_trip_s(plug)
         self._quickest[endpoint] = min(took_s, self._quickest.get(endpoint, took_s))
         return self._connection(endpoint, plug)
 
@@ -265,6 +264,14 @@ def _timed_by_the_kernel(raw: socket.socket, timeout_s: float) -> socket.socket:
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     return raw
+
+
+def _round_trip_s(plug: socket.socket) -> float:
+    """As the kernel saw it. A clock of ours also counts the time in which this thread could not run: then a
+    store on the same busy machine looks far away."""
+    info = plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
+    microseconds: int = struct.unpack_from("I", info, _RTT_AT)[0]
+    return microseconds / 1e6
 
 
 def _secured(raw: socket.socket, tls: ssl.SSLContext, host: str, timeout_s: float) -> socket.socket:

@@ -106,7 +106,7 @@ def measure(scratch: Path, options: argparse.Namespace) -> dict:
         for number in range(options.rounds):
             for place in ("memory", "disk"):
                 for case in cases:
-                    for name in taking_part(runs, case, place):
+                    for name in in_turn(taking_part(runs, case, place), number):
                         key = f"{name} / {case} / {place}"
                         runs.setdefault(key, []).append(one_run(servers, name, case, place, options, later))
                         print(f"round {number} {key}: {runs[key][-1]}", file=sys.stderr, flush=True)
@@ -119,6 +119,12 @@ def taking_part(runs: dict[str, list[dict]], case: str, place: str) -> list[str]
         name: runs.get(f"{name} / {case} / {place}", [{"wall_s": 0}])[0]["wall_s"] for name in CONTENDERS
     }
     return [name for name in CONTENDERS if first[name] <= 2 * min(first.values())]
+
+
+def in_turn(names: list[str], number: int) -> list[str]:
+    """Another begins in each round: who does still feels what was removed from the disk before."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 # --- the servers and what they hold ---------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import BadManifestError, BadShardError, UsageError
+from stoker.formats.checksums import BLOCK_BYTES
 from stoker.manifest import read_manifest
 from stoker.prepare.check import adopt, verify_dataset
 
@@ -33,9 +34,12 @@ def test_a_whole_dataset_has_no_faults(large_dataset: Path) -> None:
 @pytest.mark.parametrize("name", ["shard-00001.bin", "shard-00001.idx"])
 def test_a_flipped_bit_is_found(name: str, dataset: Path) -> None:
     data = bytearray((dataset / name).read_bytes())
-    data[len(data) // 2] ^= 1
+    middle = len(data) // 2
+    data[middle] ^= 1
     (dataset / name).write_bytes(data)
-    assert verify_dataset(str(dataset)) == [f"{dataset}/{name}: block 0 (bytes 0 on) is damaged"]
+    block = middle // BLOCK_BYTES
+    at = f"block {block} (bytes {block * BLOCK_BYTES:,} on)"
+    assert verify_dataset(str(dataset)) == [f"{dataset}/{name}: {at} is damaged"]
 
 
 @pytest.mark.parametrize("name", ["shard-00001.bin", "shard-00001.idx"])

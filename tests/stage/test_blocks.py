@@ -16,6 +16,7 @@ import stoker
 from stoker.errors import BadShardError
 from stoker.formats.checksums import hash_file
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.stage.digest import BlockDigests
 from stoker.stage.landing import landing
 from stoker.stage.part import SLICE_BYTES, Part
 from stoker.stage.plan import Unit
@@ -31,7 +32,13 @@ def slices(data):
     return [data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES)]
 
 
-BLOCKS = b"".join(struct.pack("<Q", xxhash.xxh3_64_intdigest(each)) for each in slices(DATA))
+def blocks_of(block_bytes):
+    blocks = (DATA[at : at + block_bytes] for at in range(0, SIZE, block_bytes))
+    digests = b"".join(struct.pack("<Q", xxhash.xxh3_64_intdigest(block)) for block in blocks)
+    return BlockDigests(data=digests, block_bytes=block_bytes)
+
+
+BLOCKS = blocks_of(SLICE_BYTES // 8)
 FILE = RemoteFile(name="a.bin", url="s3://b/a.bin", bytes=SIZE, digest="xxh3:0")  # that nobody computes
 UNIT = Unit(key="a", folder="s3/b", files=(FILE,), blocks=BLOCKS)
 
@@ -90,21 +97,18 @@ def test_pieces_that_make_a_wrong_slice_are_fetched_again(part):
 
 
 def test_what_an_earlier_owner_left_must_be_right_too(tmp_path):
-    unchecked = Part(tmp_path / "p", replace(UNIT, blocks=b""), root=tmp_path)
+    unchecked = Part(tmp_path / "p", replace(UNIT, blocks=None), root=tmp_path)
     with suppress(BadShardError):
         land(unchecked, {**whole(), 2 * SLICE_BYTES: WRONG})
     unchecked.close()
-    part = Part(tmp_path / "p", UNIT, root=tmp_path)
-    assert part.missing(0) == []  # it is what its map says
-    with pytest.raises(BadShardError):
-        land(part, {})
+    part = Part(tmp_path / "p", UNIT, root=tmp_path)  # where it is not enough to be what its map says
     assert part.missing(0) == [(2 * SLICE_BYTES, 3 * SLICE_BYTES)]
     part.close()
 
 
 @pytest.mark.parametrize("good", [True, False], ids=["as it should be", "as it should not be"])
 def test_a_file_that_got_its_name_just_before_its_owner_died(good, tmp_path):
-    part = Part(tmp_path / "p", replace(UNIT, blocks=b""), root=tmp_path)
+    part = Part(tmp_path / "p", replace(UNIT, blocks=None), root=tmp_path)
     with suppress(BadShardError):
         land(part, whole() if good else {**whole(), 0: WRONG})
     part.publish(b"")
@@ -120,9 +124,10 @@ def test_a_file_that_got_its_name_just_before_its_owner_died(good, tmp_path):
     assert (tmp_path / "s3/b/a.bin").read_bytes() == DATA
 
 
-def test_digests_of_another_number_of_slices_are_not_used(tmp_path):
+def test_digests_of_another_number_of_blocks_are_not_used(tmp_path):
     digest = f"xxh3:{xxhash.xxh3_64_hexdigest(DATA)}"
-    unit = replace(UNIT, files=(replace(FILE, digest=digest),), blocks=BLOCKS[8:])
+    fewer = replace(BLOCKS, data=BLOCKS.data[8:])
+    unit = replace(UNIT, files=(replace(FILE, digest=digest),), blocks=fewer)
     part = Part(tmp_path / "p", unit, root=tmp_path)
     land(part, whole())
     part.close()
@@ -147,8 +152,16 @@ def write_set(folder, *, block_bytes):
     return folder
 
 
-@pytest.mark.parametrize(("block_bytes", "blocks"), [(SLICE_BYTES, BLOCKS), (4 * SLICE_BYTES, b"")])
-def test_a_dataset_is_checked_by_its_blocks_where_these_are_slices(block_bytes, blocks, tmp_path):
+@pytest.mark.parametrize(
+    ("block_bytes", "blocks"),
+    [
+        (SLICE_BYTES // 8, BLOCKS),
+        (SLICE_BYTES, blocks_of(SLICE_BYTES)),
+        (SLICE_BYTES // 8 + 8, None),
+        (4 * SLICE_BYTES, None),
+    ],
+)
+def test_a_dataset_is_checked_by_its_blocks_where_slices_are_made_of_these(block_bytes, blocks, tmp_path):
     folder = write_set(tmp_path / "set", block_bytes=block_bytes)
     with stoker.Cache(tmp_path / "cache") as cache:
         near = cache.at(folder)

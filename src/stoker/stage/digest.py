@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,25 @@ def is_sound(path: Path, expected: str) -> bool:
         while got := file.readinto(buffer):
             running.update(buffer[:got])
     return f"{kind}:{running.hexdigest()}" == expected
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockDigests:
+    """The xxh3 of each block of a file, 8 bytes each, as its manifest has them."""
+
+    data: bytes = field(repr=False)
+    block_bytes: int
+
+    def cover(self, size: int) -> bool:
+        """Whether there is one for every block of a file of this size."""
+        return len(self.data) == 8 * -(-size // self.block_bytes)
+
+    def vouch_for(self, offset: int, data: memoryview | bytes) -> bool:
+        """Whether these whole blocks are those of the file from an offset on."""
+        view, size = memoryview(data), self.block_bytes
+        first, last = offset // size, -(-(offset + len(view)) // size)
+        found = (xxhash.xxh3_64_intdigest(view[at : at + size]) for at in range(0, len(view), size))
+        return struct.pack(f"<{last - first}Q", *found) == self.data[8 * first : 8 * last]
 
 
 class Follower:

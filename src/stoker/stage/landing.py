@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ import xxhash
 
 from stoker.errors import BadShardError
 from stoker.stage.digest import Follower
-from stoker.stage.part import SLICE_BYTES, Part, check, write_all
+from stoker.stage.part import SLICE_BYTES, Part, check, known_blocks, write_all
 from stoker.wire.origin import RemoteFile
 
 _WRITE_BACK_BYTES = 8 << 20  # asked of the disk at a time, so that the final sync finds little to do
@@ -54,8 +53,7 @@ class Landing:
         self._early: dict[int, list[tuple[int, int]]] = {}  # pieces that came before the one before them
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._front, self._end = self._first, part.slices(number).stop  # landed whole up to the front
-        self._blocks = _block_digests(part.unit.blocks, len(part.slices(number)))
-        self._reject_adopted()
+        self._blocks = known_blocks(part.unit)
         follows = self._file.digest and not self._blocks
         self._follower = Follower(handle, self._file.bytes, like=self._file.digest) if follows else None
         # a follower reads back what came out of order: that must stay in the page cache
@@ -67,8 +65,7 @@ class Landing:
         slice_number = self._first + index
         size = self._part.sizes[slice_number]
         whole = len(data) == size
-        digest = xxhash.xxh3_64_intdigest(data) if whole else 0
-        if whole and not self._is_sound(index, digest):
+        if whole and not self._is_sound(index, data):
             return  # it stays missing
         # The kernel lets one writer into a file at a time, and the others spin for their turn: on ext4 and 2
         # cores that took twice the CPU and half of the speed.
@@ -78,12 +75,12 @@ class Landing:
         if self._follower:
             self._follower.offer(offset, data)
         if whole:
-            self._part.note(slice_number, size, digest)
+            self._part.note(slice_number, size, xxhash.xxh3_64_intdigest(data))
         else:
             with self._lock:
                 self._add(slice_number, start, data)
         if self._part.landed[slice_number] == size:
-            self._complete(index)
+            self._complete(index, is_checked=whole or not self._blocks)
 
     def _wrote_past_cache(self, data: memoryview, offset: int) -> bool:
         if self._direct < 0 or len(data) % _PAGE:
@@ -126,11 +123,11 @@ class Landing:
         self._running[slice_number] = running
         self._part.note(slice_number, landed, running.intdigest())
 
-    def _complete(self, index: int) -> None:
+    def _complete(self, index: int, *, is_checked: bool) -> None:
         slice_number = self._first + index
         self._running.pop(slice_number, None)
         self._early.pop(slice_number, None)
-        if not self._is_sound(index, self._part.digests[slice_number]):
+        if not (is_checked or self._is_sound(index, self._read(slice_number, 0, SLICE_BYTES))):
             self._part.reject(self._number, slice_number)
             return
         if self._follower:
@@ -138,16 +135,8 @@ class Landing:
         if self._direct < 0 and (index + 1) * SLICE_BYTES % _WRITE_BACK_BYTES == 0:
             _write_back(self._handle, index * SLICE_BYTES + SLICE_BYTES - _WRITE_BACK_BYTES)
 
-    def _is_sound(self, index: int, digest: int) -> bool:
-        return not self._blocks or self._blocks[index] == digest
-
-    def _reject_adopted(self) -> None:
-        """What an earlier owner left is what he noted. Whether that is what it should be is seen here."""
-        landed, sizes = self._part.landed, self._part.sizes
-        for index, slice_number in enumerate(self._part.slices(self._number)):
-            whole = landed[slice_number] == sizes[slice_number]
-            if whole and not self._is_sound(index, self._part.digests[slice_number]):
-                self._part.reject(self._number, slice_number)
+    def _is_sound(self, index: int, data: memoryview | bytes) -> bool:
+        return not self._blocks or self._blocks.vouch_for(index * SLICE_BYTES, data)
 
     def _rehash(self, slice_number: int, landed: int) -> xxhash.xxh3_64:
         return xxhash.xxh3_64(self._read(slice_number, 0, landed))
@@ -162,11 +151,6 @@ class Landing:
                 self._front += 1
             if self._follower:
                 self._follower.advance(min((self._front - self._first) * SLICE_BYTES, self._file.bytes))
-
-
-def _block_digests(blocks: bytes, slices: int) -> tuple[int, ...]:
-    """What each slice must hash to; nothing if that is not known of every one."""
-    return struct.unpack(f"<{slices}Q", blocks) if len(blocks) == 8 * slices else ()
 
 
 def _not_whole(file: RemoteFile, missing: list[tuple[int, int]]) -> BadShardError:

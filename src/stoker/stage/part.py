@@ -27,7 +27,7 @@ from pathlib import Path
 import xxhash
 
 from stoker.errors import BadShardError, StorageError
-from stoker.stage.digest import digest_of
+from stoker.stage.digest import BlockDigests, digest_of
 from stoker.stage.lay import move_files, write_files
 from stoker.stage.plan import Unit
 from stoker.wire.origin import RemoteFile
@@ -256,11 +256,12 @@ def entries(folder: Path) -> list[Path]:
 
 
 def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[int, int, bytes, int]]:
-    """The slices of a part whose bytes are what its map says: file, slice, bytes, xxh3. A file that is
-    gone from here may have been published just before its owner died: then it lies at home."""
+    """The slices of a part whose bytes are what its map says, and what they should be where that is known:
+    file, slice, bytes, xxh3. A file that is gone from here may have been published before its owner died:
+    then it lies at home."""
     if not is_part_of(folder, unit):
         return
-    first = _first_slices(unit)
+    first, blocks = _first_slices(unit), known_blocks(unit)
     entries = (folder / "map").read_bytes()[len(_header(unit)) :]
     for number in range(len(unit.files)):
         path = folder / str(number)
@@ -269,11 +270,18 @@ def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[
                 entry = entries[slice_number * _ENTRY.size : (slice_number + 1) * _ENTRY.size]
                 landed, digest = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
                 begin = (slice_number - first[number]) * SLICE_BYTES
-                if not 0 < landed <= min(SLICE_BYTES, unit.files[number].bytes - begin):
+                size = min(SLICE_BYTES, unit.files[number].bytes - begin)
+                if not 0 < landed <= size:
                     continue
                 data = os.pread(file.fileno(), landed, begin)
-                if xxhash.xxh3_64_intdigest(data) == digest:
+                is_right = blocks is None or landed < size or blocks.vouch_for(begin, data)
+                if is_right and xxhash.xxh3_64_intdigest(data) == digest:
                     yield number, slice_number, data, digest
+
+
+def known_blocks(unit: Unit) -> BlockDigests | None:
+    """The digests of all blocks of a large file, where they are known."""
+    return unit.blocks if unit.blocks and unit.blocks.cover(unit.bytes) else None
 
 
 def _header(unit: Unit) -> bytes:

@@ -7,7 +7,6 @@ folder cuts the same work into the same pieces.
 
 from __future__ import annotations
 
-import builtins
 import re
 from collections.abc import Collection as Names
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker.errors import UsageError
+from stoker.stage.digest import BlockDigests
 from stoker.wire.hub import HubPath, parse_hub
 from stoker.wire.origin import Collection, RemoteFile
 
@@ -37,8 +37,8 @@ class Unit:
     key: str
     folder: str
     files: tuple[RemoteFile, ...]
-    # of a large file: the xxh3 of each of its slices, 8 bytes each, where its origin tells them; see `blocks`
-    blocks: builtins.bytes = field(default=b"", compare=False, repr=False)
+    # of a large file, where its origin tells them; see `blocks`
+    blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
     @property
     def bytes(self) -> int:

@@ -19,6 +19,7 @@ ROOT = Path(stoker.__file__).parent
 LAYERS = {
     "words": (
         "errors",
+        "native",
         "mixing",
         "world",
         "formats",

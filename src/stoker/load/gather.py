@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from stoker.mixing import Integers
+from stoker.native import native
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +22,7 @@ def gather(tokens: Array, places: Integers, *, into: Array) -> None:
         into[:] = rows_of(tokens, into.shape[1])[places]
         return
     places = np.ascontiguousarray(places, np.int64)
-    _native().gather(
+    native("load._gather").gather(
         way, tokens.ctypes.data, len(tokens), places.ctypes.data, len(places), into.shape[1], into.ctypes.data
     )
 
@@ -34,21 +34,8 @@ def rows_of(tokens: Array, length: int) -> Array:
 
 
 @cache
-def _native() -> Any:  # a C module without stubs
-    try:
-        return import_module("stoker.load._gather")
-    except ImportError:  # installed without a C compiler
-        return None
-
-
-@cache
 def _way(narrow: np.dtype[Any], wide: np.dtype[Any]) -> int | None:
     """How the extension turns one type into the other; None where it cannot."""
-    way: int | None = (
-        _native().way(narrow.name, wide.name) if _native() and _is_native(narrow, wide) else None
-    )
+    module = native("load._gather") if narrow.isnative and wide.isnative else None
+    way: int | None = module.way(narrow.name, wide.name) if module else None
     return way
-
-
-def _is_native(*dtypes: np.dtype[Any]) -> bool:
-    return all(dtype.isnative for dtype in dtypes)

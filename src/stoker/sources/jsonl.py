@@ -7,39 +7,29 @@ take, and give the same texts for the rest.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import require
+from stoker.native import native
 from stoker.sources.documents import Texts
 
 Extracted = tuple[Texts, npt.NDArray[np.int64], list[int]]
 
 
-def _load_native() -> Any:  # an extension module, which has no types
-    try:
-        return import_module("stoker.sources._jsonl")
-    except ImportError:  # no compiler when stoker was installed
-        return None
-
-
-_native = _load_native()
-
-
 def extract(block: memoryview, field: str) -> Extracted:
     """(texts, where in the block each one's line starts, starts of the lines left out)."""
-    return (extract_native if _native else extract_python)(block, field)
+    return (extract_native if native("sources._jsonl") else extract_python)(block, field)
 
 
 def extract_native(block: memoryview, field: str) -> Extracted:
-    assert _native is not None
-    lines = _native.lines(block)
+    module = native("sources._jsonl")
+    lines = module.lines(block)
     text = np.empty(len(block), np.uint8)
     ends, places, odd = np.zeros(lines + 1, np.int64), np.empty(lines, np.int64), np.empty(lines, np.int64)
-    documents, odd_lines = _native.extract(block, field.encode(), text, ends[1:], places, odd)
+    documents, odd_lines = module.extract(block, field.encode(), text, ends[1:], places, odd)
     return Texts(text, ends[: documents + 1]), places[:documents], odd[:odd_lines].tolist()
 
 

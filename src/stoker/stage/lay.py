@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib import import_module
-from typing import Any
+
+from stoker.native import native
 
 
 def write_files(files: Sequence[tuple[str, memoryview]]) -> None:
     """Each under its path, in place of what was there. The memory must be one that can be written to, for
     there is no other whose address we may ask for."""
-    if native := _native():
-        native.write([(os.fsencode(path), _address(data), len(data)) for path, data in files])
+    if lay := native("stage._lay"):
+        lay.write([(os.fsencode(path), _address(data), len(data)) for path, data in files])
         return
     for path, data in files:
         with open(path, "wb", buffering=0) as file:
@@ -28,8 +27,8 @@ def write_files(files: Sequence[tuple[str, memoryview]]) -> None:
 
 def move_files(moves: Iterable[tuple[str, str]]) -> None:
     """Each to its new path, in this order."""
-    if native := _native():
-        native.move([(os.fsencode(old), os.fsencode(new)) for old, new in moves])
+    if lay := native("stage._lay"):
+        lay.move([(os.fsencode(old), os.fsencode(new)) for old, new in moves])
         return
     for old, new in moves:
         os.rename(old, new)
@@ -39,11 +38,3 @@ def _address(data: memoryview) -> int:
     if not len(data):
         return 0
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
-
-
-@cache
-def _native() -> Any:  # a C module without stubs
-    try:
-        return import_module("stoker.stage._lay")
-    except ImportError:  # installed without a C compiler
-        return None

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stoker.native import native
 from stoker.wire.answers import is_etag, pin_line
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ class Flight:
         room = sum(map(slot_bytes, self.sources))
         memory = lane.buffer(room)
         sockets = [connection.fileno() for connection in self._connections]
-        places, is_open = _native().fly(sockets, list(map(self._ask, self.sources)), lane.address, room)
+        places, is_open = native("wire._flight").fly(
+            sockets, list(map(self._ask, self.sources)), lane.address, room
+        )
         for connection, usable in zip(self._connections, is_open, strict=True):
             connection.served(reusable=bool(usable))
         self.is_odd = min(places) <= _LATE or max(places) < 0
@@ -81,19 +82,11 @@ def take_flight(pending: deque[Source], client: Client) -> list[Source]:
 
 
 def can_fly(source: Source, client: Client) -> bool:
-    if not source.on_the_web or source.file.bytes > FILE_BYTES or _native() is None:
+    if not source.on_the_web or source.file.bytes > FILE_BYTES or native("wire._flight") is None:
         return False
     return client.endpoint(source.address).scheme == "http"
 
 
 def slot_bytes(source: Source) -> int:
-    head: int = _native().HEAD
+    head: int = native("wire._flight").HEAD
     return head + source.file.bytes
-
-
-@cache
-def _native() -> Any:  # a C module without stubs
-    try:
-        return import_module("stoker.wire._flight")
-    except ImportError:  # installed without a C compiler
-        return None

@@ -202,10 +202,11 @@ def _split(values: Any, size: int) -> Sequence[Any]:
     """An array or a tensor in stretches of rows. A tensor's own split takes a third of the time of slicing it
     in Python, and a quarter less if told every size, which at tens of thousands of batches a second is what
     counts."""
-    starts = range(0, len(values), size)
+    rows = len(values)
     if isinstance(values, np.ndarray):
-        return [values[start : start + size] for start in starts]
-    parts: Sequence[Any] = values.split([min(size, len(values) - start) for start in starts])
+        return [values[start : start + size] for start in range(0, rows, size)]
+    sizes = [size] * (rows // size) + [rows % size] * (rows % size > 0)
+    parts: Sequence[Any] = values.split(sizes)
     return parts
 
 

@@ -99,11 +99,8 @@ class Maker:
         keys = task.draw.keys
         cache = self._cache(len(keys))
         begin = time.monotonic()
-        needed = set(keys)
-        cache.prefetch(keys, keep=needed)
-        for more in soon:
-            needed.update(more.draw.keys)
-            cache.prefetch(more.draw.keys, keep=needed)
+        needed = dict.fromkeys(itertools.chain(keys, *(more.draw.keys for more in soon)))
+        cache.prefetch(needed, keep=needed)
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin

@@ -61,7 +61,9 @@ class Blend:
             if len(mine):
                 first = int(number[mine[0]])
                 parts = _epochs(order, lane, range(first, first + len(mine)))
-                sample[mine], chunk[mine] = numbers.collect(parts)
+                found, where = np.empty_like(mine), np.empty_like(mine)
+                numbers.collect(parts, sample=found, chunk=where)
+                sample[mine], chunk[mine] = found, where
         return sample, chunk
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -92,17 +93,16 @@ class Numbers:
     def of(self, key: Key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def collect(self, parts: Iterable[tuple[Window, slice]]) -> tuple[Integers, Integers]:
-        """The samples of some parts of windows, and the number of each one's chunk."""
-        samples, chunks = [_NONE], [_NONE]
+    def collect(self, parts: Iterable[tuple[Window, slice]], *, sample: Integers, chunk: Integers) -> None:
+        """Fill in the samples of some parts of windows, and the number of each one's chunk."""
+        at = 0
         for window, rows in parts:
-            numbers = np.array([self.of(key) for key in window.keys])
-            samples.append(window.sample[rows])
+            found = window.sample[rows]
+            here = slice(at, at := at + len(found))
+            sample[here] = found
+            numbers = [self.of(key) for key in window.keys]
             # most windows are one chunk
-            chunks.append(
-                numbers[window.chunk[rows]] if len(numbers) > 1 else numbers.repeat(len(samples[-1]))
-            )
-        return np.concatenate(samples), np.concatenate(chunks)
+            chunk[here] = np.array(numbers)[window.chunk[rows]] if len(numbers) > 1 else numbers[0]
 
     @property
     def keys(self) -> list[Key]:
@@ -173,7 +173,8 @@ class Order:
             return self._in_disk_order(np.arange(rows.start, rows.stop, rows.step))
         sample, chunk, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), Numbers()
         for mine, lane, turns in lanes_of(rows, self.lanes):
-            sample[mine], chunk[mine] = numbers.collect(self.walk(lane, turns, epoch=epoch))
+            walked = self.walk(lane, turns, epoch=epoch)
+            numbers.collect(walked, sample=sample[mine], chunk=chunk[mine])
         return Draw(sample=sample, chunk=chunk, keys=numbers.keys)
 
     def walk(self, lane: int, turns: range, *, epoch: int) -> Iterator[tuple[Window, slice]]:
@@ -215,7 +216,7 @@ class Order:
             yield range(turn, turn + stop - index), start + first, start + min(first + length, size)
 
     def _phase(self, lane: int, epoch: int) -> int:
-        return key_of(self.seed, epoch, lane, _PHASE) % max(1, self.lane_size(lane))
+        return _phase_key(self.seed, epoch, lane) % max(1, self.lane_size(lane))
 
     def _lane_starts(self) -> Sequence[int]:
         """A stride near the golden ratio spreads consecutive lanes, among those of their node."""
@@ -249,10 +250,12 @@ class Order:
         span = self.window * self.chunk
         room = min(span, size - number * span)
         numbers = range(number, max(number + 1, min(number + -(-_MADE // span), size // span)))
-        within = np.broadcast_to(np.arange(room), (len(numbers), room))
         if self.shuffle == "full":
             within = permutations(room, [key_of(key, _WITHIN, one) for one in numbers])
-        chunk = within // self.chunk if self.window > 1 else np.zeros_like(within)
+        else:
+            within = np.broadcast_to(np.arange(room), (len(numbers), room))
+        # none looks at the chunk of each where there is one for all
+        chunk = within // self.chunk if self.window > 1 else within
         visited = range(-(-room // self.chunk))
         firsts = [[self._visit(one * self.window + turn, size, key) for turn in visited] for one in numbers]
         keys = [
@@ -276,6 +279,11 @@ class Order:
         """The stretch visited at a turn; a short last one stays where it is."""
         whole = size // (self.stretch * self.chunk)
         return permuted(turn, whole, key_of(key, _STRETCHES)) if turn < whole else turn
+
+
+@lru_cache(4096)  # asked for with every draw
+def _phase_key(seed: int, epoch: int, lane: int) -> int:
+    return key_of(seed, epoch, lane, _PHASE)
 
 
 # Samples whose windows are made together.

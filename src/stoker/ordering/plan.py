@@ -107,7 +107,7 @@ class FixedPlanner:
             rows = slice(at, min(len(drawn), at + max(1, group()) * batch))
             numbers = range(done + at // batch + 1, done + rows.stop // batch + 1)
             yield Task(
-                draw=drawn.part(rows),
+                draw=drawn if rows == slice(0, len(drawn)) else drawn.part(rows),
                 after=_Afters(cursor, numbers, total, self._share.global_batch),
                 real=None if real is None else real[rows],
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import threading
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,7 +62,8 @@ class Windows:
         self.shards = shards
         counts = np.array([max(0, shard.tokens - 1) // seq_len for shard in shards], np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        self.samples = int(self._starts[-1])
+        self._bounds: list[int] = self._starts.tolist()
+        self.samples = self._bounds[-1]
         self.sample_bytes = float(seq_len * dtype.itemsize)
 
     def shard_of(self, samples: Integers) -> Integers:
@@ -86,12 +88,12 @@ class Windows:
         return gaps
 
     def pieces(self, first: int, stop: int) -> list[Piece]:
-        low, high = self.shard_of(np.array([first, stop - 1])).tolist()
-        shards = (s for s in range(low, high + 1) if self._starts[s] < self._starts[s + 1])
+        low, high = (bisect_right(self._bounds, sample) - 1 for sample in (first, stop - 1))
+        shards = (s for s in range(low, high + 1) if self._bounds[s] < self._bounds[s + 1])
         return [self._piece(shard, first, stop, shard - low) for shard in shards]
 
     def _piece(self, shard: int, first: int, stop: int, gaps: int) -> Piece:
-        begin, end = int(self._starts[shard]), int(self._starts[shard + 1])
+        begin, end = self._bounds[shard], self._bounds[shard + 1]
         low, high = max(first, begin), min(stop, end)
         token = self.dtype.itemsize
         return Piece(

@@ -13,6 +13,7 @@ setup(
         Extension(
             "stoker.load._gather",
             ["src/stoker/load/gather.c"],
+            depends=["src/stoker/load/stream.h"],
             extra_compile_args=["-O3"],
             py_limited_api=True,
             optional=True,
@@ -20,6 +21,7 @@ setup(
         Extension(
             "stoker.load._pump",
             ["src/stoker/load/pump.c"],
+            depends=["src/stoker/load/stream.h"],
             libraries=["dl"],
             py_limited_api=True,
             optional=True,

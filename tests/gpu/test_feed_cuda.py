@@ -76,9 +76,19 @@ def test_cufile_gives_the_same_batches_or_says_why_not(corpus):
         assert ours == [feeding.as_lists(loader) for _ in range(2)]
 
 
-def test_a_shard_cut_short_after_it_was_verified_is_named(tmp_path):
+def test_the_card_takes_what_was_verified_out_of_the_page_cache(corpus):
+    with stoker.feed(corpus, device="cuda", reader="mmap", **feeding.options(chunk_bytes=1024)) as feeder:
+        ours = [feeding.as_lists(feeder) for _ in range(3)]
+        assert "by itself" in feeder.report().reader
+        assert "copies 0 MiB" in feeder.report().reader  # the corpus is small
+    with stoker.Loader(corpus, **feeding.options(chunk_bytes=1024)) as loader:
+        assert ours == [feeding.as_lists(loader) for _ in range(3)]
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+def test_a_shard_cut_short_after_it_was_verified_is_named(tmp_path, reader):
     folder = make_tokens(tmp_path / "corpus", [[400] * 20_000])  # far more than the chunks held
-    with stoker.feed(folder, device="cuda", **feeding.options(batch_size=64)) as feeder:
+    with stoker.feed(folder, device="cuda", reader=reader, **feeding.options(batch_size=64)) as feeder:
         list(feeder)
         shard = next(folder.glob("*.bin"))
         shard.write_bytes(shard.read_bytes()[:5000])

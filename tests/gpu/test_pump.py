@@ -53,16 +53,24 @@ def read(request, device):
 
 
 def pool_for(device, *, threads):
-    return open_pool(threads=threads, device=device.torch_device.index, stream=device.copy_stream)
+    return open_pool(
+        threads=threads,
+        block_bytes=4 << 20,
+        device=device.torch_device.index,
+        stream=device.copy_stream,
+    )
 
 
 def run(file, start, stop, digests=None, block_bytes=8192, file_bytes=0):
+    verify = digests is not None
     return Run(
         file=file,
         start=start,
         stop=stop,
         at=start,
-        digests=digests,
+        digests=digests if verify else np.empty(0, np.uint64),
+        doubted=start // block_bytes * block_bytes if verify else 0,
+        trusted=stop if verify else 0,
         block_bytes=block_bytes,
         file_bytes=file_bytes,
     )

@@ -36,7 +36,7 @@ def handle(path, request):
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = open_pool(threads=3)
+    pool = open_pool(threads=3, block_bytes=BLOCK)
     assert pool, "the extension stoker.load._pump is not built"
     yield pool
     pool.close()
@@ -49,7 +49,9 @@ def run(file, start, stop, *, at=0, verify=True, file_bytes=SIZE):
         start=start,
         stop=stop,
         at=at,
-        digests=DIGESTS if verify else None,
+        digests=DIGESTS,
+        doubted=start // BLOCK * BLOCK if verify else 0,
+        trusted=stop if verify else 0,
         block_bytes=BLOCK,
         file_bytes=file_bytes,
     )
@@ -115,7 +117,7 @@ def test_a_file_that_cannot_be_read_is_told(pool, tmp_path):
 
 
 def test_what_has_not_begun_is_cancelled_when_a_pool_closes(handle):
-    pool, memory = open_pool(threads=1), page_aligned(SIZE)
+    pool, memory = open_pool(threads=1, block_bytes=BLOCK), page_aligned(SIZE)
     jobs = [pool.submit([run(handle, 0, SIZE)], target=memory.ctypes.data) for _ in range(200)]
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):

@@ -143,6 +143,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         slots=parts.slots + 2 * readers,
         slot_bytes=max(slot_bytes(parts.layouts, parts.chunks)),
         threads=threads,
+        reader=options.reader,
         readers=readers,
         cufile=opened,
     )
@@ -162,7 +163,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         store=store,
         assembler=assembler,
         accept=arrivals.accept,
-        reader=lambda: store.cufile.reason,
+        reader=store.reader,
         close=store.close,
         on_device=True,
     )
@@ -170,8 +171,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
 
 def _cufile(options: LoaderOptions, is_cuda: bool) -> Opened:
     if options.reader != "cufile":
-        reader = "pread" if is_cuda and options.reader == "mmap" else options.reader
-        return Opened(cufile=None, reason=reader)
+        return Opened(cufile=None, reason=options.reader)
     if not is_cuda:
         return Opened(cufile=None, reason="cufile needs a CUDA device: reading with pread")
     return open_cufile()

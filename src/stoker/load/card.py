@@ -16,7 +16,8 @@ import torch
 
 from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
 from stoker.load.device import Device
-from stoker.load.pool import Submitted, open_pool, runs_of
+from stoker.load.pinned import PageCache, spare_memory
+from stoker.load.pool import DIRECT_STEP_BYTES, STEP_BYTES, Submitted, open_pool, runs_of
 from stoker.load.pump import Rings
 from stoker.ordering.order import Draw, Key
 from stoker.ordering.plan import Task
@@ -37,17 +38,26 @@ class DeviceStore:
         slots: int,
         slot_bytes: int,
         threads: Executor | None,
+        reader: str,
         readers: int,
         cufile: Opened,
     ) -> None:
         self._loaders, self.device, self._threads, self.cufile = loaders, device, threads, cufile
         self._pool = None
+        blocks = max(loader.block_bytes for loader in loaders)
         if device.is_cuda and threads and not cufile.cufile:
             self._pool = open_pool(
-                threads=readers, device=device.torch_device.index, stream=device.copy_stream
+                threads=readers,
+                block_bytes=blocks,
+                step=DIRECT_STEP_BYTES if reader == "direct" else STEP_BYTES,
+                device=device.torch_device.index,
+                stream=device.copy_stream,
             )
+        self._page_cache = None
+        if self._pool and reader == "mmap":
+            self._page_cache = PageCache(self._pool, room=spare_memory())
         self.slot_bytes = -(-slot_bytes // 64) * 64
-        self._rings = Rings(device, max(loader.block_bytes for loader in loaders))
+        self._rings = Rings(device, max(loader.step_bytes for loader in loaders))
         self.cache = self._sized(slots)
 
     def for_keys(self, count: int) -> ChunkCache:
@@ -60,10 +70,21 @@ class DeviceStore:
     def bytes(self) -> int:
         return self.memory.numel()
 
+    def reader(self) -> str:
+        """How bytes are read."""
+        if self._page_cache is None:
+            return self.cufile.reason
+        if self._page_cache.refused:
+            return f"{self._page_cache.refused}: reading with pread"
+        return f"mmap: the card copies {self._page_cache.bytes >> 20:,} MiB of the page cache by itself"
+
     def close(self) -> None:
         """End what is still being read; safe twice."""
         if self._pool:
             self._pool.close()
+        if self._page_cache:
+            self.device.drain()  # copies from there may still be running
+            self._page_cache.close()
         if self.cufile.cufile:
             self.cufile.cufile.close()
 
@@ -105,6 +126,8 @@ class DeviceStore:
         pieces = loader.pieces(key)
         if (runs := runs_of(self._pool, loader, pieces)) is None:
             return None
+        if self._page_cache:
+            runs = [part for run in runs for part in self._page_cache.located(run)]
         job = self._pool.submit(runs, target=place.room.data_ptr(), after=place.read_until)
         chunk = Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=(), ready=job)
         return Submitted(
@@ -140,7 +163,7 @@ class DeviceStore:
         return Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=damaged, ready=ready)
 
     def _verify(self, loader: ChunkLoader, part: Piece, room: torch.Tensor) -> list[tuple[int, int]]:
-        """A part of a block that is read for the first time: whole, and looked at before it goes on."""
+        """A part of blocks that are read for the first time: whole, and looked at before they go on."""
         ring = self._rings.mine()
         damaged, start = loader.read_to_verify(part, ring.take())
         ring.push(start, len(room), room)

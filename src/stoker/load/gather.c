@@ -9,9 +9,8 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
+
+#include "stream.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -33,37 +32,9 @@ WIDEN(u16_to_i32, uint16_t, int32_t)
 WIDEN(i32_to_i64, int32_t, int64_t)
 WIDEN(u32_to_i64, uint32_t, int64_t)
 
-/* Past the caches, a line at a time: they hold what Python is working with, and lines that will be overwritten
-   whole are not read first (7.1 -> 10.6 GB/s; with half a line at a time there is nothing to gain). */
-#ifdef __x86_64__
-__attribute__((target("avx512f"))) static void stream(char *target, const char *source, size_t bytes)
-{
-    size_t lead = -(uintptr_t)target & 63;
-    lead = lead < bytes ? lead : bytes;
-    memcpy(target, source, lead);
-    for (target += lead, source += lead, bytes -= lead; bytes >= 64; target += 64, source += 64, bytes -= 64)
-        _mm512_stream_si512((__m512i *)target, _mm512_loadu_si512(source));
-    memcpy(target, source, bytes);
-    _mm_sfence(); /* another thread may look at it next */
-}
-
-static int can_stream(void) { return __builtin_cpu_supports("avx512f"); }
-#else
-static void stream(char *target, const char *source, size_t bytes) { memcpy(target, source, bytes); }
-static int can_stream(void) { return 0; }
-#endif
-
-static void copy(void *target, const void *source, size_t bytes)
-{
-    if (can_stream())
-        stream(target, source, bytes);
-    else
-        memcpy(target, source, bytes);
-}
-
-static void copy_16(void *target, const void *source, Py_ssize_t count) { copy(target, source, count * 2); }
-static void copy_32(void *target, const void *source, Py_ssize_t count) { copy(target, source, count * 4); }
-static void copy_64(void *target, const void *source, Py_ssize_t count) { copy(target, source, count * 8); }
+static void copy_16(void *target, const void *source, Py_ssize_t count) { stream(target, source, count * 2); }
+static void copy_32(void *target, const void *source, Py_ssize_t count) { stream(target, source, count * 4); }
+static void copy_64(void *target, const void *source, Py_ssize_t count) { stream(target, source, count * 8); }
 
 typedef struct {
     const char *name;

@@ -4,7 +4,6 @@
    fills the other. With Python threads doing the same, their turns with Python's lock kept an H200 at 0.79 of
    its copy ceiling even without any other work in the process; this reaches 0.96
    (docs/design/2026-11-15-load.md).
-   To the host whole pages are read where they belong, and what is left of a chunk at its ends through a stage.
    The twins in Python are `TorchRing` in pump.py and `ShardReader` in reading/reader.py.
 
    Blocks that nobody has verified yet are read whole and hashed in the stage before they go on, by the very
@@ -14,12 +13,14 @@
    Only the driver library is used, and it is looked for when a pool for a device is made: this compiles and
    works where there is no CUDA. */
 
+#define _GNU_SOURCE /* O_DIRECT */
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -27,8 +28,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "stream.h"
+
 #define PAGE 4096        /* what O_DIRECT wants offsets and lengths to be multiples of */
 #define DISABLE_TIMING 2 /* CU_EVENT_DISABLE_TIMING: such events cost less */
+#define ONLY_READ 8      /* CU_MEMHOSTREGISTER_READ_ONLY */
 #define STAGES 2
 
 enum { FINE, FILE_ENDED = -1, CUDA_FAILED = -2, CANCELLED = -3, DIGEST_DIFFERS = -4 };
@@ -72,8 +76,10 @@ typedef struct {
     int64_t offset;
     size_t bytes;
     uint64_t target;
-    const uint64_t *digests; /* of each block of the file; none where there is nothing to verify */
-    int64_t block, size;     /* bytes of a block and of the file */
+    const uint64_t *digests;  /* of each block of the file */
+    int64_t block, size;      /* bytes of a block and of the file */
+    int64_t doubted, trusted; /* where blocks to verify begin, and where they end */
+    const char *memory;       /* that the driver knows: nothing has to be read */
 } Piece;
 
 typedef struct Pool Pool;
@@ -94,7 +100,7 @@ struct Pool {
     pthread_cond_t asked, done;
     Job *first, *last;
     void *context, *stream; /* of the device; none: to memory of the host */
-    size_t step;
+    size_t step, stage;     /* bytes read at once, and room for them with the blocks that they lie in */
     pid_t process; /* a forked child has none of the threads, and may find the lock held for ever */
     int closing, threads, holders;
     int active, running; /* `active` threads at most work at once */
@@ -120,14 +126,14 @@ static int map_stages(Ring *ring, size_t bytes)
     return FINE;
 }
 
+static size_t stages_bytes(const Pool *pool) { return pool->stage * (pool->context ? STAGES : 1); }
+
 static int make_ring(Pool *pool, Ring *ring)
 {
-    if (!pool->context)
-        return posix_memalign((void **)&ring->memory, PAGE, pool->step);
-    int problem = map_stages(ring, pool->step * STAGES);
-    if (problem)
+    int problem = map_stages(ring, stages_bytes(pool));
+    if (problem || !pool->context)
         return problem;
-    if (cuda.set_context(pool->context) || cuda.pin(ring->memory, pool->step * STAGES, 0))
+    if (cuda.set_context(pool->context) || cuda.pin(ring->memory, stages_bytes(pool), 0))
         return CUDA_FAILED;
     for (int i = 0; i < STAGES; i++)
         if (cuda.create(&ring->copied[i], DISABLE_TIMING))
@@ -137,20 +143,16 @@ static int make_ring(Pool *pool, Ring *ring)
 
 static void free_ring(Pool *pool, Ring *ring)
 {
-    if (!pool->context) {
-        free(ring->memory);
-        return;
-    }
     for (int i = 0; i < STAGES; i++) {
         if (ring->in_flight[i])
             cuda.synchronize(ring->copied[i]);
         if (ring->copied[i])
             cuda.destroy(ring->copied[i]);
     }
-    if (ring->memory) {
+    if (ring->memory && pool->context)
         cuda.unpin(ring->memory);
-        munmap(ring->memory, pool->step * STAGES);
-    }
+    if (ring->memory)
+        munmap(ring->memory, stages_bytes(pool));
 }
 
 /* Fill [0, wanted) of a stage; more may come when the read is rounded up. */
@@ -169,23 +171,26 @@ static int fill(int file, char *stage, size_t wanted, size_t asked, int64_t offs
 }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t down(int64_t offset, int64_t unit) { return offset / unit * unit; }
+static int64_t up(int64_t offset, int64_t unit) { return down(offset + unit - 1, unit); }
 
-/* What a step begins and ends on where it can: whole blocks to verify, or whole pages. */
-static int64_t unit_of(const Piece *piece) { return piece->digests ? piece->block : PAGE; }
+/* What is read whole around an offset: its block, if that is to be verified, or its page. */
+static int64_t unit_at(const Piece *piece, int64_t offset)
+{
+    return offset >= piece->doubted && offset < piece->trusted ? piece->block : PAGE;
+}
 
-/* Cut the next step off a job, with the lock held: as much as a stage takes. Steps end on multiples of that, so
-   that neighbours read each page and each block once. On the host the ends of a piece are steps of their own
-   and all between them can be read in place; one that lies askew is read in small steps, through little
-   memory. */
+/* Cut the next step off a job, with the lock held. Steps end on multiples of their size, as disks like it, and
+   so that neighbours read each block and page once; a rest that is smaller than these goes with the step before
+   it. */
 static Piece cut_step(Pool *pool, Job *job)
 {
     Piece *piece = &job->pieces[job->at], step = *piece;
-    int64_t unit = unit_of(piece), room = (int64_t)pool->step / unit * unit;
-    int64_t bytes = smaller((int64_t)piece->bytes, room - piece->offset % room);
-    if (!pool->context && (piece->offset % unit || piece->target % PAGE))
-        bytes = smaller(bytes, unit - piece->offset % unit);
-    else if (!pool->context && bytes > unit)
-        bytes = bytes / unit * unit;
+    int64_t unit = piece->doubted < piece->trusted ? piece->block : PAGE, whole = (int64_t)piece->bytes;
+    int64_t room = down((int64_t)pool->step, unit), bytes = smaller(whole, room - piece->offset % room);
+    if (whole - bytes <= unit || piece->memory)
+        bytes = whole;
     step.bytes = (size_t)bytes;
     piece->offset += bytes, piece->target += (uint64_t)bytes, piece->bytes -= (size_t)bytes;
     while (job->at < job->count && !job->pieces[job->at].bytes)
@@ -193,59 +198,58 @@ static Piece cut_step(Pool *pool, Job *job)
     return step;
 }
 
-static int are_good(const char *stage, Piece step, int64_t begin, int64_t bytes)
+/* Read the pages or blocks that a step lies in, from `begin` on, and verify blocks. */
+static int read_step(const Piece *step, char *stage, int64_t begin)
 {
-    for (int64_t at = 0; at < bytes; at += step.block)
-        if (step.digests[(begin + at) / step.block] !=
-            hash(stage + at, (size_t)smaller(step.block, bytes - at)))
-            return 0;
-    return 1;
-}
-
-/* Read the pages or blocks that a step lies in, and verify blocks. */
-static int read_step(Piece step, char *stage, int64_t begin, int64_t wanted)
-{
-    int problem = fill(step.file, stage, (size_t)wanted, (size_t)(wanted + PAGE - 1) / PAGE * PAGE, begin);
-    return problem || !step.digests || are_good(stage, step, begin, wanted) ? problem : DIGEST_DIFFERS;
-}
-
-static int to_host(Ring *ring, Piece step, int64_t begin, int64_t wanted)
-{
-    char *target = (char *)(uintptr_t)step.target;
-    if ((int64_t)step.bytes == wanted && step.bytes % PAGE == 0 && step.target % PAGE == 0)
-        return read_step(step, target, begin, wanted);
-    int problem = read_step(step, ring->memory, begin, wanted);
-    if (!problem)
-        memcpy(target, ring->memory + (step.offset - begin), step.bytes);
+    int64_t end = step->offset + (int64_t)step->bytes;
+    if (end > step->doubted && end <= step->trusted)
+        end = larger(end, smaller(up(end, step->block), step->size));
+    int problem = fill(step->file, stage, (size_t)(end - begin), (size_t)up(end - begin, PAGE), begin);
+    int64_t trusted = smaller(step->trusted, smaller(end, step->size));
+    for (int64_t at = larger(step->doubted, begin); at < trusted && !problem; at += step->block)
+        if (step->digests[at / step->block] !=
+            hash(stage + (at - begin), (size_t)smaller(step->block, step->size - at)))
+            problem = DIGEST_DIFFERS;
     return problem;
 }
 
-static int to_device(Pool *pool, Ring *ring, Piece step, int64_t begin, int64_t wanted)
+/* The page cache gives just the bytes that are asked for. What is read past it, or to be verified, goes through a
+   stage that stays in the caches of processor and machine, and on past those: read in place, the disk of a
+   virtual machine gave 3.5 GB/s instead of 4.4. */
+static int to_host(Ring *ring, const Piece *step, int64_t begin)
+{
+    int is_doubted = step->doubted < step->trusted, flags = fcntl(step->file, F_GETFL);
+    if (!is_doubted && !(flags & O_DIRECT))
+        return fill(step->file, (char *)(uintptr_t)step->target, step->bytes, step->bytes, step->offset);
+    int problem = read_step(step, ring->memory, begin);
+    if (!problem)
+        stream((char *)(uintptr_t)step->target, ring->memory + (step->offset - begin), step->bytes);
+    return problem;
+}
+
+static int to_device(Pool *pool, Ring *ring, const Piece *step, int64_t begin)
 {
     int now = ring->next, problem;
-    char *stage = ring->memory + now * pool->step;
+    char *stage = ring->memory + now * pool->stage;
     ring->next = (now + 1) % STAGES;
     if (ring->in_flight[now] && cuda.synchronize(ring->copied[now])) /* its copy may still be running */
         return CUDA_FAILED;
     ring->in_flight[now] = 0;
-    if ((problem = read_step(step, stage, begin, wanted)))
+    if ((problem = read_step(step, stage, begin)))
         return problem;
-    if (cuda.copy(step.target, stage + (step.offset - begin), step.bytes, pool->stream) ||
+    if (cuda.copy(step->target, stage + (step->offset - begin), step->bytes, pool->stream) ||
         cuda.record(ring->copied[now], pool->stream))
         return CUDA_FAILED;
     ring->in_flight[now] = 1;
     return FINE;
 }
 
-static int pump(Pool *pool, Ring *ring, Piece step)
+static int pump(Pool *pool, Ring *ring, const Piece *step)
 {
-    int64_t unit = unit_of(&step), begin = step.offset / unit * unit;
-    int64_t wanted = step.offset - begin + (int64_t)step.bytes;
-    if (step.digests && wanted > step.size - begin)
-        return FILE_ENDED;
-    if (step.digests)
-        wanted = smaller((wanted + unit - 1) / unit * unit, step.size - begin);
-    return pool->context ? to_device(pool, ring, step, begin, wanted) : to_host(ring, step, begin, wanted);
+    if (step->memory)
+        return cuda.copy(step->target, step->memory, step->bytes, pool->stream) ? CUDA_FAILED : FINE;
+    int64_t begin = down(step->offset, unit_at(step, step->offset));
+    return pool->context ? to_device(pool, ring, step, begin) : to_host(ring, step, begin);
 }
 
 static void drop_pool(Pool *pool) /* with its lock held, which it gives back */
@@ -297,7 +301,7 @@ static void do_step(Pool *pool, Ring *ring, int problem)
         if (job->at == job->count)
             leave_queue(pool);
         pthread_mutex_unlock(&pool->lock);
-        problem = pump(pool, ring, step);
+        problem = pump(pool, ring, &step);
         pthread_mutex_lock(&pool->lock);
     }
     job->running--;
@@ -392,17 +396,17 @@ static PyObject *failed(int problem)
 static PyObject *py_open(PyObject *self, PyObject *args)
 {
     int device, threads;
-    Py_ssize_t step;
+    Py_ssize_t step, block;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "iinK", &device, &threads, &step, &stream))
+    if (!PyArg_ParseTuple(args, "iinnK", &device, &threads, &step, &block, &stream))
         return NULL;
     const char *missing = device < 0 ? NULL : load_driver();
     if (missing) {
         PyErr_SetString(PyExc_OSError, missing);
         return NULL;
     }
-    if (threads < 1 || step < PAGE || step % PAGE) {
-        PyErr_SetString(PyExc_ValueError, "a pool has threads, and stages of whole pages");
+    if (threads < 1 || block < PAGE || block % PAGE || step < block || step % PAGE) {
+        PyErr_SetString(PyExc_ValueError, "a pool has threads, and reads whole pages");
         return NULL;
     }
     Pool *pool = calloc(1, sizeof(Pool) + threads * sizeof(pthread_t));
@@ -413,6 +417,7 @@ static PyObject *py_open(PyObject *self, PyObject *args)
     pthread_cond_init(&pool->done, NULL);
     pool->stream = (void *)(uintptr_t)stream;
     pool->step = step;
+    pool->stage = step + 3 * block; /* a step begins and ends inside of blocks, and takes a small rest along */
     pool->holders = 1;
     pool->process = getpid();
     if (device >= 0 && cuda.retain(&pool->context, device)) {
@@ -452,22 +457,30 @@ static PyObject *py_resize(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static int can_verify(const Pool *pool, const Piece *piece)
+{
+    int64_t block = piece->block, fits = (int64_t)(pool->stage - pool->step) / 3;
+    return hash && block >= PAGE && block % PAGE == 0 && block <= fits && piece->doubted % block == 0;
+}
+
 static int parse_pieces(PyObject *list, Job *job)
 {
     for (int i = 0; i < job->count; i++) {
         Piece *piece = &job->pieces[i];
-        long long offset, block, size;
+        long long offset, block, size, doubted, trusted;
         Py_ssize_t bytes;
-        unsigned long long target, digests;
+        unsigned long long target, digests, memory;
         PyObject *one = PyList_GetItem(list, i);
-        if (!one || !PyArg_ParseTuple(one, "iLnKKLL", &piece->file, &offset, &bytes, &target, &digests, &block,
-                                      &size))
+        if (!one || !PyArg_ParseTuple(one, "iLnKKLLLLK", &piece->file, &offset, &bytes, &target, &digests,
+                                      &block, &size, &doubted, &trusted, &memory))
             return -1;
         piece->offset = offset, piece->bytes = bytes, piece->target = target;
         piece->digests = (const uint64_t *)(uintptr_t)digests, piece->block = block, piece->size = size;
+        piece->doubted = doubted, piece->trusted = trusted;
+        piece->memory = job->pool->context ? (const char *)(uintptr_t)memory : NULL;
         if (!bytes && job->at == i)
             job->at++;
-        if (digests && (!hash || block < PAGE || block % PAGE || block > (long long)job->pool->step)) {
+        if (doubted < trusted && !can_verify(job->pool, piece)) {
             PyErr_SetString(PyExc_ValueError, "blocks to verify are whole pages that fit a stage");
             return -1;
         }
@@ -485,6 +498,19 @@ static PyObject *py_hash_with(PyObject *self, PyObject *args)
     if (found)
         *(void **)&hash = found;
     return PyBool_FromLong(found != NULL);
+}
+
+/* Threads for the steps of a job, with the lock held: to wake all for one step takes longer than to do it. */
+static void wake_some(Pool *pool, const Job *job)
+{
+    size_t steps = 0;
+    for (int i = job->at; i < job->count; i++)
+        steps += job->pieces[i].memory ? 1 : 2 + job->pieces[i].bytes / pool->step;
+    if (steps >= (size_t)pool->threads)
+        pthread_cond_broadcast(&pool->asked);
+    else
+        for (steps += job->at == job->count; steps; steps--) /* a job of nothing is to be finished too */
+            pthread_cond_signal(&pool->asked);
 }
 
 static PyObject *py_submit(PyObject *self, PyObject *args)
@@ -522,9 +548,44 @@ static PyObject *py_submit(PyObject *self, PyObject *args)
         pool->last = pool->last->next = job;
     else
         pool->first = pool->last = job;
-    pthread_cond_broadcast(&pool->asked);
+    wake_some(pool, job);
     pthread_mutex_unlock(&pool->lock);
     return PyCapsule_New(job, "job", free_job);
+}
+
+static PyObject *py_pin(PyObject *self, PyObject *args)
+{
+    PyObject *capsule;
+    unsigned long long address;
+    Py_ssize_t bytes;
+    if (!PyArg_ParseTuple(args, "OKn", &capsule, &address, &bytes))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    if (!pool)
+        return NULL;
+    int refused;
+    Py_BEGIN_ALLOW_THREADS
+    refused = cuda.set_context(pool->context);
+    if (!refused)
+        refused = cuda.pin((void *)(uintptr_t)address, bytes, ONLY_READ);
+    Py_END_ALLOW_THREADS
+    if (refused)
+        return PyErr_Format(PyExc_OSError, "the CUDA driver does not take the page cache: error %d", refused);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_unpin(PyObject *self, PyObject *args)
+{
+    PyObject *capsule;
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &address))
+        return NULL;
+    Pool *pool = PyCapsule_GetPointer(capsule, "pool");
+    if (!pool)
+        return NULL;
+    if (!cuda.set_context(pool->context))
+        cuda.unpin((void *)(uintptr_t)address);
+    Py_RETURN_NONE;
 }
 
 static PyObject *py_finish(PyObject *self, PyObject *capsule)
@@ -561,15 +622,18 @@ static PyObject *py_wait(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"open", py_open, METH_VARARGS,
-     "open(device, threads, step, stream): a pool whose threads have stages of `step` bytes; device -1 is the "
-     "host"},
+     "open(device, threads, step, block, stream): a pool whose threads read `step` bytes at once, and verify "
+     "blocks of up to `block` bytes; device -1 is the host"},
     {"resize", py_resize, METH_VARARGS, "resize(pool, threads): how many of them work at once"},
     {"close", py_close, METH_O, "close(pool): end its threads; what has not begun is cancelled; safe twice"},
     {"hash_with", py_hash_with, METH_VARARGS,
      "hash_with(path, symbol): take xxh3 from this library; whether there is one"},
     {"submit", py_submit, METH_VARARGS,
-     "submit(pool, [(file, offset, bytes, target, digests, block, size), ...], after): a job, begun once event "
-     "`after` is done"},
+     "submit(pool, [(file, offset, bytes, target, digests, block, size, doubted, trusted, memory), ...], after): a "
+     "job, begun once event `after` is done; blocks from `doubted` to `trusted` are verified, and nothing is read "
+     "that lies in `memory`"},
+    {"pin", py_pin, METH_VARARGS, "pin(pool, address, bytes): let the device copy from memory that is only read"},
+    {"unpin", py_unpin, METH_VARARGS, "unpin(pool, address): take that back"},
     {"finish", py_finish, METH_O, "finish(job): wait until its copies have been asked for, or raise why not"},
     {"wait", py_wait, METH_VARARGS, "wait(job, stream): let a stream wait for the copies of a finished job"},
     {NULL, NULL, 0, NULL}};

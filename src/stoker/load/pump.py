@@ -54,10 +54,10 @@ class TorchRing:
 
 
 class Rings(threading.local):
-    """A ring per reading thread, of stages that hold a block of digests."""
+    """A ring per reading thread, of stages that hold what is verified at once."""
 
-    def __init__(self, device: Device, block_bytes: int) -> None:
-        self._device, self._step = device, max(STEP_BYTES, -(-block_bytes // PAGE) * PAGE)
+    def __init__(self, device: Device, verified: int) -> None:
+        self._device, self._step = device, max(STEP_BYTES, -(-verified // PAGE) * PAGE)
         self._ring: TorchRing | None = None
 
     def mine(self) -> TorchRing:

@@ -39,7 +39,8 @@ class Store:
     def read_with(self, readers: int) -> None:
         """Let so many threads in C read, where there are such; they are started when they are to work."""
         if self._pool is None and self._native_readers:
-            self._pool = open_pool(threads=self._native_readers)
+            blocks = max(loader.block_bytes for loader in self._loaders)
+            self._pool = open_pool(threads=self._native_readers, block_bytes=blocks)
         if self._pool:
             self._pool.resize(readers)
 
@@ -77,9 +78,11 @@ class Store:
 
     def _submit(self, key: Key, slot: int, room: Bytes) -> Submitted | None:
         """Let the threads in C read a chunk, if there are any and they can."""
+        if self._pool is None:
+            return None
         loader = self._loaders[key[0]]
         pieces = loader.pieces(key)
-        if self._pool is None or (runs := runs_of(self._pool, loader, pieces)) is None:
+        if (runs := runs_of(self._pool, loader, pieces)) is None:
             return None
         data = room[(lead := lead_of(pieces)) :]
         chunk = Chunk(slot=slot, data=data, pieces=pieces, damaged=(), lead=lead)

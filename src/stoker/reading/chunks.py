@@ -7,7 +7,7 @@ slot, so that fixed-size chunks share one arena and a batch is gathered from it 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -40,16 +40,19 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A stretch of an open file, where it goes in its chunk, and the digests of all blocks of the file, if it
-    is to be verified."""
+    """A stretch of an open file, and where it goes in its chunk. Blocks from `doubted` to `trusted` are to be
+    verified; `digests` are those of all blocks of the file."""
 
     file: int
     start: int
     stop: int
     at: int
-    digests: npt.NDArray[np.uint64] | None
+    digests: npt.NDArray[np.uint64]
+    doubted: int
+    trusted: int
     block_bytes: int
     file_bytes: int
+    memory: int = 0  # its address, where it need not be read
 
 
 class Pending(Protocol):
@@ -70,8 +73,8 @@ class ChunkCache:
         self.slots = slots
         self.loads = 0
 
-    def prefetch(self, keys: Sequence[Key], *, keep: set[Key]) -> None:
-        """Start loading what is missing, as far as there is room beside the chunks to keep."""
+    def prefetch(self, keys: Iterable[Key], *, keep: Container[Key]) -> None:
+        """Start loading what is missing, in this order, as far as there is room beside the chunks to keep."""
         for key in (key for key in keys if key not in self._held):
             if (slot := self._room(keep)) is None:
                 return
@@ -110,7 +113,7 @@ class ChunkCache:
             raise
         return chunk
 
-    def _room(self, needed: set[Key]) -> int | None:
+    def _room(self, needed: Container[Key]) -> int | None:
         if self._free:
             return self._free.pop()
         others = [key for key in self._held if key not in needed]
@@ -174,25 +177,30 @@ class ChunkLoader:
     def block_bytes(self) -> int:
         return self._reader.block_bytes
 
+    @property
+    def step_bytes(self) -> int:
+        """What `parts` that are not verified yet lie in, at most."""
+        return self._reader.step_bytes
+
     def parts(self, piece: Piece) -> Iterator[tuple[Piece, bool]]:
-        """A piece in parts: stretches of verified blocks, and blocks that are not verified yet."""
+        """A piece in parts: stretches of verified blocks, and some blocks at a time that are not yet."""
         for start, stop, is_verified in self._stretches(piece):
             yield replace(piece, start=start, stop=stop, at=piece.at + start - piece.start), is_verified
 
     def _stretches(self, piece: Piece) -> Iterator[tuple[int, int, bool]]:
         if not _is_compressed(piece):
-            return self._reader.stretches(piece.file.name, piece.start, piece.stop)
+            return self._reader.steps(piece.file.name, piece.start, piece.stop)
         # compressed bytes are verified as they are read, and are of no use to a device
-        starts = range(piece.start, piece.stop, self.block_bytes)
-        return ((start, min(start + self.block_bytes, piece.stop), False) for start in starts)
+        step = self._reader.step_bytes
+        return ((at, min(at + step, piece.stop), False) for at in range(piece.start, piece.stop, step))
 
     def read_to_verify(self, part: Piece, stage: Bytes) -> tuple[list[tuple[int, int]], int]:
-        """Read the block that a part lies in; what of the part's chunk is damaged, and where in the stage
+        """Read the blocks that a part lies in; what of the part's chunk is damaged, and where in the stage
         the part begins."""
         if _is_compressed(part):
             return self.read(part, stage[: part.stop - part.start]), 0
-        is_good, lead = self._reader.read_block(part.file.name, part.start, stage)
-        return [] if is_good else [(part.at, part.at + part.stop - part.start)], lead
+        damaged, lead = self._reader.read_blocks(part.file.name, part.start, part.stop, stage)
+        return [(part.at + start, part.at + stop) for start, stop in damaged], lead
 
     def runs(self, pieces: Sequence[Piece]) -> list[Run] | None:
         """What to read for pieces whose files stay open, with the digests of what is not verified yet."""
@@ -202,19 +210,27 @@ class ChunkLoader:
             file = None if _is_compressed(piece) else self._reader.descriptor(name)
             if file is None:
                 return None
-            is_verified = self._reader.is_verified(name, piece.start, piece.stop)
+            doubted, trusted = self._doubted(piece)
             found.append(
                 Run(
                     file=file,
                     start=piece.start,
                     stop=piece.stop,
                     at=piece.at,
-                    digests=None if is_verified else self._reader.digests(name),
+                    digests=self._reader.digests(name),
+                    doubted=doubted,
+                    trusted=trusted,
                     block_bytes=self.block_bytes,
                     file_bytes=piece.file.bytes,
                 )
             )
         return found
+
+    def _doubted(self, piece: Piece) -> tuple[int, int]:
+        """From the first block that has to be verified to behind the last; (0, 0): none."""
+        stretches = self._reader.stretches(piece.file.name, piece.start, piece.stop)
+        doubted = [(start, stop) for start, stop, is_verified in stretches if not is_verified]
+        return (doubted[0][0] // self.block_bytes * self.block_bytes, doubted[-1][1]) if doubted else (0, 0)
 
     def trust(self, pieces: Sequence[Piece]) -> None:
         """All blocks that these lie in have been verified."""

@@ -10,6 +10,7 @@ Any thread may call any method.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from stoker.errors import BadShardError, StokerError, StorageError, UsageError
 from stoker.reading.engines import ENGINES, Bytes, Engine, Scratch
 from stoker.reading.files import CachedFiles, Files
 
+_STEP_BYTES = 1 << 20  # verified at once: it stays in the processor's cache from the read to the hash
 _OPEN_FILES = 256  # kept open; beyond that a file is opened for one read
 
 
@@ -60,6 +62,7 @@ class ShardReader:
         self._engine = ENGINES[engine]()
         self._files, self._sizes, self._digests = files, sizes, digests
         self.block_bytes = block_bytes
+        self.step_bytes = max(1, _STEP_BYTES // block_bytes) * block_bytes
         self.skips = on_corrupt == "skip"
         self._good = {name: np.zeros(len(blocks), bool) for name, blocks in digests.items()}
         self._bad: dict[str, set[int]] = {}
@@ -86,7 +89,7 @@ class ShardReader:
 
     def _read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         with self._opened(name) as handle:
-            for begin, end, is_verified in self.stretches(name, start, start + len(out)):
+            for begin, end, is_verified in self.steps(name, start, start + len(out)):
                 part = out[begin - start : end - start]
                 if is_verified:
                     self._read_bytes(name, handle, begin, part)
@@ -94,30 +97,36 @@ class ShardReader:
                     self._read_to_verify(name, handle, begin, part)
         return self._bad_parts(name, start, len(out)) if name in self._bad else []
 
-    def stretches(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """Where the blocks of a stretch are verified, and, one by one, those that are not yet."""
-        size = self.block_bytes
-        while start < stop:
-            good = self._good[name][start // size : -(-stop // size)]
-            verified = len(good) if good.all() else int(np.argmin(good))
-            end = min(stop, (start // size + max(1, verified)) * size)
-            yield start, end, verified > 0
-            start = end
+    def stretches(self, name: str, start: int, stop: int) -> list[tuple[int, int, bool]]:
+        """A stretch cut where verified blocks meet others, and which of both each part is."""
+        good = self._good[name][self._blocks(start, stop)]
+        if good.all():
+            return [(start, stop, True)]
+        turns = np.flatnonzero(good[1:] != good[:-1]) + 1 + start // self.block_bytes
+        bounds = [start, *(turns * self.block_bytes).tolist(), stop]
+        states = itertools.cycle((bool(good[0]), not good[0]))
+        return list(zip(bounds, bounds[1:], states, strict=False))
 
-    def read_block(self, name: str, offset: int, stage: Bytes) -> tuple[bool, int]:
-        """Read and verify the block around an offset; whether it is good, and where in it the offset is."""
-        block, lead = divmod(offset, self.block_bytes)
-        begin = offset - lead
-        whole = stage[: min(self.block_bytes, self._sizes[name] - begin)]
+    def steps(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """The same, with blocks that are not verified yet a few at a time."""
+        for begin, end, is_verified in self.stretches(name, start, stop):
+            cuts = [] if is_verified else range(begin - begin % self.step_bytes, end, self.step_bytes)[1:]
+            for part in itertools.pairwise((begin, *cuts, end)):
+                yield *part, is_verified
+
+    def read_blocks(
+        self, name: str, start: int, stop: int, stage: Bytes
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Read and verify the blocks around a stretch: what is damaged of it, and where it is staged."""
+        begin, end = self._around(name, start, stop)
         while True:
             self._seen.renewals = self._renewals[name]
             with suppress(_BroughtAgainError):
                 with self._opened(name) as handle:
-                    self._read_bytes(name, handle, begin, whole)
-                return self._judge(name, block, whole), lead
-
-    def is_verified(self, name: str, start: int, stop: int) -> bool:
-        return bool(self._good[name][self._blocks(start, stop)].all())
+                    self._read_bytes(name, handle, begin, stage[: end - begin])
+                self._judge(name, begin, stage[: end - begin])
+                bad = self._bad_parts(name, start, stop - start) if name in self._bad else []
+                return bad, start - begin
 
     def digests(self, name: str) -> npt.NDArray[np.uint64]:
         """Of every block of a file."""
@@ -153,24 +162,30 @@ class ShardReader:
         return self._files.local_path(name)
 
     def _read_to_verify(self, name: str, handle: Any, start: int, part: Bytes) -> None:
-        """Read a part of a block: whole, in place where that can be, and judge it."""
-        block, lead = divmod(start, self.block_bytes)
-        size = min(self.block_bytes, self._sizes[name] - (start - lead))
-        in_place = len(part) == size and self._engine.takes(part)
-        whole = part if in_place else self._scratch.take(size)
-        self._read_bytes(name, handle, start - lead, whole)
-        self._judge(name, block, whole)
+        """Read a part of some blocks: these whole, in place where that can be, and judge them."""
+        begin, end = self._around(name, start, start + len(part))
+        in_place = len(part) == end - begin and self._engine.takes(part)
+        whole = part if in_place else self._scratch.take(end - begin)
+        self._read_bytes(name, handle, begin, whole)
+        self._judge(name, begin, whole)
         if not in_place:  # what is handed on must be the very bytes that were verified
-            part[:] = whole[lead : lead + len(part)]
+            part[:] = whole[start - begin :][: len(part)]
 
-    def _judge(self, name: str, block: int, whole: Bytes) -> bool:
-        is_good = xxhash.xxh3_64_intdigest(whole.data) == int(self._digests[name][block])
-        if is_good:
-            self._good[name][block] = True
-        else:
-            self._bring_again(name, block, self._problem(name, block))
-            self._mark_bad(name, block)
-        return is_good
+    def _around(self, name: str, start: int, stop: int) -> tuple[int, int]:
+        """Where the blocks that a stretch lies in begin and end."""
+        blocks = self._blocks(start, stop)
+        return blocks.start * self.block_bytes, min(blocks.stop * self.block_bytes, self._sizes[name])
+
+    def _judge(self, name: str, start: int, whole: Bytes) -> None:
+        """Compare blocks with their digests."""
+        for at in range(0, len(whole), self.block_bytes):
+            block = (start + at) // self.block_bytes
+            found = xxhash.xxh3_64_intdigest(whole[at : at + self.block_bytes].data)
+            if found == int(self._digests[name][block]):
+                self._good[name][block] = True
+            else:
+                self._bring_again(name, block, self._problem(name, block))
+                self._mark_bad(name, block)
 
     def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> None:
         try:

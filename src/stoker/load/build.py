@@ -14,7 +14,9 @@ from stoker.load.batch import Assembler, Batch, WindowAssembler
 from stoker.load.documents import DocumentAssembler
 from stoker.load.options import LoaderOptions
 from stoker.load.parts import Parts, slot_bytes, token_dtype
+from stoker.load.pinned import PageCache, spare_memory
 from stoker.load.pipeline import Maker
+from stoker.load.pool import DIRECT_STEP_BYTES, STEP_BYTES, NativePool, open_pool
 from stoker.load.samples import SampleAssembler
 from stoker.load.store import Store
 from stoker.reading.chunks import ChunkCache, ChunkLoader
@@ -137,14 +139,23 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         ChunkLoader(layout, dataset.reader)
         for layout, dataset in zip(parts.layouts, parts.datasets, strict=True)
     ]
+    pool = None
+    if on.is_cuda and threads and not opened.cufile:
+        pool = open_pool(
+            threads=readers,
+            block_bytes=max(loader.block_bytes for loader in loaders),
+            step=DIRECT_STEP_BYTES if options.reader == "direct" else STEP_BYTES,
+            device=on.torch_device.index,
+            stream=on.copy_stream,
+        )
     store = card.DeviceStore(
         loaders,
         on,
         slots=parts.slots + 2 * readers,
         slot_bytes=max(slot_bytes(parts.layouts, parts.chunks)),
         threads=threads,
-        reader=options.reader,
-        readers=readers,
+        pool=pool,
+        page_cache=_page_cache(pool, options) if pool else None,
         cufile=opened,
     )
     windows: Any = parts.layouts
@@ -169,9 +180,16 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
     )
 
 
+def _page_cache(pool: NativePool, options: LoaderOptions) -> PageCache | None:
+    if options.reader != "mmap":
+        return None
+    return PageCache(pool, room=spare_memory() // options.world.local_size)
+
+
 def _cufile(options: LoaderOptions, is_cuda: bool) -> Opened:
     if options.reader != "cufile":
-        return Opened(cufile=None, reason=options.reader)
+        reader = "pread" if options.device and options.reader == "mmap" else options.reader
+        return Opened(cufile=None, reason=reader)
     if not is_cuda:
         return Opened(cufile=None, reason="cufile needs a CUDA device: reading with pread")
     return open_cufile()

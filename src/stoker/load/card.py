@@ -16,8 +16,8 @@ import torch
 
 from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
 from stoker.load.device import Device
-from stoker.load.pinned import PageCache, spare_memory
-from stoker.load.pool import DIRECT_STEP_BYTES, STEP_BYTES, Submitted, open_pool, runs_of
+from stoker.load.pinned import PageCache
+from stoker.load.pool import NativePool, Submitted, runs_of
 from stoker.load.pump import Rings
 from stoker.ordering.order import Draw, Key
 from stoker.ordering.plan import Task
@@ -38,24 +38,12 @@ class DeviceStore:
         slots: int,
         slot_bytes: int,
         threads: Executor | None,
-        reader: str,
-        readers: int,
+        pool: NativePool | None,
+        page_cache: PageCache | None,
         cufile: Opened,
     ) -> None:
         self._loaders, self.device, self._threads, self.cufile = loaders, device, threads, cufile
-        self._pool = None
-        blocks = max(loader.block_bytes for loader in loaders)
-        if device.is_cuda and threads and not cufile.cufile:
-            self._pool = open_pool(
-                threads=readers,
-                block_bytes=blocks,
-                step=DIRECT_STEP_BYTES if reader == "direct" else STEP_BYTES,
-                device=device.torch_device.index,
-                stream=device.copy_stream,
-            )
-        self._page_cache = None
-        if self._pool and reader == "mmap":
-            self._page_cache = PageCache(self._pool, room=spare_memory())
+        self._pool, self._page_cache = pool, page_cache
         self.slot_bytes = -(-slot_bytes // 64) * 64
         self._rings = Rings(device, max(loader.step_bytes for loader in loaders))
         self.cache = self._sized(slots)

@@ -24,7 +24,7 @@ from stoker.reading.chunks import Run
 from stoker.reading.engines import PAGE, Bytes
 
 EXTENT_BYTES = 64 << 20  # made known at once: 2 ms
-_SHARE = 4  # this part of the memory that is free may be held
+_SHARE = 4  # this part of the memory that is free may be held, by all ranks of a node
 
 
 @dataclass(kw_only=True, slots=True)

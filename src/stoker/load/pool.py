@@ -45,12 +45,12 @@ class NativePool:
     """Reading threads in C. Jobs are submitted by one thread; `close` is safe twice."""
 
     def __init__(
-        self, native: Any, *, threads: int, block_bytes: int, step: int, device: int, stream: int
+        self, module: Any, *, threads: int, block_bytes: int, step: int, device: int, stream: int
     ) -> None:
-        self._native = native
+        self._native = module
         self._most = -(-block_bytes // PAGE) * PAGE
-        self._pool = native.open(device, threads, step, self._most, stream)
-        self._verifies = any(native.hash_with(path, symbol) for path, symbol in _hashes())
+        self._pool = module.open(device, threads, step, self._most, stream)
+        self._verifies = any(module.hash_with(path, symbol) for path, symbol in _hashes())
 
     def verifies(self, block_bytes: int) -> bool:
         """Whether it can verify blocks of this size."""

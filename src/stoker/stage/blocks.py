@@ -15,12 +15,14 @@ from stoker.stage.plan import BLOCKS, FIRST
 from stoker.wire.origin import Collection
 
 _DIGEST_BYTES = 8
+_LEAST_BYTES = 64 << 10  # below this Python takes longer than the hash
 
 
 def has_blocks(collection: Collection) -> bool:
     """Whether the digests are there, and of blocks that our slices are made of."""
     size = collection.block_bytes
-    return size > 0 and SLICE_BYTES % size == 0 and any(file.name == BLOCKS for file in collection.files)
+    are_parts = size >= _LEAST_BYTES and SLICE_BYTES % size == 0
+    return are_parts and any(file.name == BLOCKS for file in collection.files)
 
 
 class Blocks:

@@ -3,7 +3,8 @@
 Method, all on one machine in one run:
   1. pinned copy: host to device from pinned memory, the ceiling of everything below
   2. page cache to GPU: `stoker.feed` over a corpus that is in memory, the verifying first pass and the
-     passes after it apart; as token bytes a second and as a share of 1
+     passes after it apart; as token bytes a second and as a share of 1. Read by threads, and (mmap) taken by
+     the card itself
   3. disk to GPU: O_DIRECT, against bare O_DIRECT reads of the same files before and after; again the
      verifying first pass and the one after it apart
   4. cuFile: the same batches through libcufile or kvikio, or the reason why not
@@ -18,6 +19,7 @@ Method, all on one machine in one run:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -141,48 +143,73 @@ def direct_reads(folder: Path, threads: int, seconds: float, block: int = 4 << 2
     return done / (time.perf_counter() - begin) / 1e9
 
 
-def feed_speed(folder: Path, device: str, seconds: float, passes: int = 2, **options) -> list[float]:
-    """GB/s of token bytes that arrive, pass by pass over the corpus (each cut off after `seconds`)."""
-    rates = []
+def feed_speed(folder: Path, device: str, seconds: float | None, passes: int = 2, **options) -> list[dict]:
+    """GB/s of token bytes that arrive, and the CPU seconds that each of them takes. First one pass over the
+    corpus, then more of them, or stretches of so many seconds."""
+    turns = []
     with stoker.feed(folder, device=device, **options) as feeder:
-        for _ in range(passes):
-            begin, rows, per_row = time.perf_counter(), 0, 0
-            for batch in feeder:
+        per_row = 2 * options["seq_len"]
+        for turn in range(passes):
+            begin, cpu, rows = time.perf_counter(), time.process_time(), 0
+            for batch in passing(feeder, begin + seconds) if seconds and turn else feeder:
                 rows += len(batch["input_ids"])
-                per_row = batch["input_ids"].shape[1] * 2
-                if time.perf_counter() - begin > seconds and len(rates) > 0:
-                    break
             synchronize(device)
-            rates.append(rows * per_row / (time.perf_counter() - begin) / 1e9)
+            size, wall = rows * per_row / 1e9, time.perf_counter() - begin
+            turns.append({"gb_s": size / wall, "cpu_s_gb": (time.process_time() - cpu) / size})
         print(f"  {feeder.report().reader}; {feeder.report().choices[-1]}", file=sys.stderr)
-    return rates
+    return turns
 
 
-def measure_paths(folder: Path, given: argparse.Namespace) -> dict:
+def passing(feeder, end: float):
+    """Batches of one pass after the other."""
+    while True:
+        for batch in feeder:
+            yield batch
+            if time.perf_counter() > end:
+                return
+
+
+def measure_paths(folder: Path, given: argparse.Namespace, report: dict):
+    """Fills in the report, a part at a time."""
     device, seconds = given.device, given.seconds
     large = {"batch_size": 1024, "seq_len": 4096, "memory": 4 << 30}
     if given.gigabytes < 1:
         large["batch_size"] = 64
     bring_to_cache(folder)
-    pinned, tried = [], {}
-    for chunk, readers in given.settings:
+    pinned, tried = [], []
+    for (chunk, readers), reader in itertools.product(given.settings, ("pread", "mmap")):
         pinned.append(pinned_copy(device, seconds))
-        rates = feed_speed(
-            folder, device, seconds, passes=4, chunk_bytes=chunk << 20, readers=readers, lanes=24, **large
+        options = {"chunk_bytes": chunk << 20, "readers": readers, "reader": reader, "lanes": 24, **large}
+        first, *after = feed_speed(folder, device, seconds, passes=4, **options)
+        pinned.append(pinned_copy(device, seconds))
+        tried.append(
+            {
+                "reader": reader,
+                "chunk_mib": chunk,
+                "readers": readers,
+                "verifying_gb_s": first["gb_s"],
+                "gb_s": [turn["gb_s"] for turn in after],
+                "cpu_s_gb": statistics.median(turn["cpu_s_gb"] for turn in after),
+                # of the copies just before and after: the machine is faster at one moment than at the next
+                "share": statistics.median(turn["gb_s"] for turn in after) / statistics.mean(pinned[-2:]),
+            }
         )
-        tried[f"chunk {chunk} MiB, {readers} readers"] = {"verifying": rates[0], "after": rates[1:]}
-        print(f"chunk {chunk} MiB x {readers}: {rates} of {pinned[-1]:.1f} GB/s", file=sys.stderr)
-    ceiling = statistics.median(pinned)
-    best = max(statistics.median(found["after"]) for found in tried.values())
-    report = {
-        "pinned_copy_gb_s": ceiling,
-        "page_cache_to_gpu": tried,
-        "page_cache_to_gpu_best_gb_s": best,
-        "page_cache_share_of_pinned": best / ceiling,
+        print(tried[-1], file=sys.stderr)
+    best = {
+        reader: max((one for one in tried if one["reader"] == reader), key=lambda one: one["share"])
+        for reader in ("pread", "mmap")
     }
+    report |= {
+        "pinned_copy_gb_s": pinned,
+        "page_cache_to_gpu": tried,
+        "page_cache_share_of_pinned": {reader: one["share"] for reader, one in best.items()},
+        "page_cache_cpu_s_gb": {reader: one["cpu_s_gb"] for reader, one in best.items()},
+    }
+    yield
     report["disk"] = measure_disk(folder, device, seconds, large)
+    yield
     report["cufile"] = measure_cufile(folder, device, seconds, large)
-    return report
+    yield
 
 
 def measure_disk(folder: Path, device: str, seconds: float, large: dict) -> dict:
@@ -194,10 +221,10 @@ def measure_disk(folder: Path, device: str, seconds: float, large: dict) -> dict
         options = {**large, "chunk_bytes": 64 << 20, "reader": "direct", "readers": threads, "lanes": 8}
         bare, verifying, after = [direct_reads(folder, threads, 10**9)], [], []
         for _ in range(5):
-            first, second = feed_speed(folder, device, 10**9, passes=2, **options)
+            first, second = feed_speed(folder, device, None, passes=2, **options)
             bare.append(direct_reads(folder, threads, 10**9))
-            verifying.append(first / statistics.mean(bare[-2:]))
-            after.append(second / statistics.mean(bare[-2:]))
+            verifying.append(first["gb_s"] / statistics.mean(bare[-2:]))
+            after.append(second["gb_s"] / statistics.mean(bare[-2:]))
     except (OSError, stoker.StokerError) as error:
         return {"left_out": str(error)}
     return {
@@ -215,10 +242,10 @@ def measure_cufile(folder: Path, device: str, seconds: float, large: dict) -> di
     with stoker.feed(folder, device=device, **options) as feeder:
         reason = feeder.report().reader
     try:
-        rates = feed_speed(folder, device, seconds, passes=2, **options)
+        first, second = feed_speed(folder, device, seconds, passes=2, **options)
     except (OSError, stoker.StokerError) as error:
         return {"reader": reason, "failed": str(error)}
-    return {"reader": reason, "verifying_gb_s": rates[0], "after_gb_s": rates[1]}
+    return {"reader": reason, "verifying_gb_s": first["gb_s"], "after_gb_s": second["gb_s"]}
 
 
 # --- 5: training --------------------------------------------------------------------------------------
@@ -378,7 +405,7 @@ def main() -> None:
     parser.add_argument(
         "--settings",
         type=settings,
-        default=settings("32x12,32x14,64x14"),
+        default=settings("32x14,64x14"),
         help="chunk MiB x readers",
     )
     parser.add_argument("--tests", action="store_true", help="run the GPU tests first")
@@ -390,11 +417,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-feed-", dir=given.folder) as name:
         corpus = make_corpus(Path(name) / "corpus", int(given.gigabytes * 1e9))
         report = {"machine": machine(given.device), "corpus_gb": given.gigabytes}
-        report["paths"] = measure_paths(corpus, given)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
         if not given.skip_training:
             report["training"] = measure_training(corpus, given)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
+        for _ in measure_paths(corpus, given, report.setdefault("paths", {})):
+            given.out.write_text(json.dumps(report, indent=1) + "\n")  # what is done is kept
     print(json.dumps(report, indent=1))
 
 

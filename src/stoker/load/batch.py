@@ -206,7 +206,7 @@ def _split(values: Any, size: int) -> Sequence[Any]:
     if isinstance(values, np.ndarray):
         return [values[start : start + size] for start in range(0, rows, size)]
     sizes = [size] * (rows // size) + [rows % size] * (rows % size > 0)
-    parts: Sequence[Any] = values.split(sizes)
+    parts: Sequence[Any] = values.split_with_sizes(sizes)
     return parts
 
 

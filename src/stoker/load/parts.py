@@ -19,6 +19,7 @@ from stoker.reading.layout import Documents, Layout, Windows
 # Rows gathered at once: smaller pays Python per group (2.8 ns of CPU a token at 2 MiB, 2.3 at 4, 2.2 at 6),
 # larger costs memory.
 _GROUP_BYTES = 4 << 20
+_INLINE_GROUP_BYTES = 12 << 20  # of these none wait to be taken
 
 # Read before a lane goes elsewhere: a good part of a shard. While shards are still on their way to this node,
 # each lane waits for the one or two that a stretch lies in.
@@ -55,7 +56,8 @@ def make_parts(
     batch_bytes = _batch_bytes(layouts, options)
     group = 1 if options.packing == "best-fit" else max(1, min(128, _target(options) // batch_bytes))
     used_up = -(-group * options.batch_size // min(chunks))
-    slots = _slots(options, cut.lanes, blended=len(datasets)) + _GROUPS_AHEAD * used_up
+    groups = 1 if options.workers == "inline" else _GROUPS_AHEAD
+    slots = _slots(options, cut.lanes, blended=len(datasets)) + groups * used_up
     memory_wanted = slots * max(slot_bytes(layouts, chunks)) * 4 // 3  # the rest is for batches in waiting
     return Parts(
         planner=_planner(layouts, orders, weights, options, blended=len(datasets) > 1),
@@ -76,7 +78,7 @@ def _target(options: LoaderOptions) -> int:
     # On a device only Python's time per group counts: 32 MiB of tokens pass in 0.6 ms at the speed of PCIe 5.
     if options.device.startswith("cuda"):
         return options.memory // 4
-    return _GROUP_BYTES * 2 if options.workers == "inline" else _GROUP_BYTES  # of which none wait
+    return _INLINE_GROUP_BYTES if options.workers == "inline" else _GROUP_BYTES
 
 
 def _layouts(

@@ -116,12 +116,13 @@ class ChunkCache:
     def _room(self, needed: Container[Key]) -> int | None:
         if self._free:
             return self._free.pop()
-        others = [key for key in self._held if key not in needed]
-        if not others:
-            return None
         # a chunk still being read cannot be given away: prefer one that is not, or wait for it
-        ready = (key for key in others if isinstance(self._held[key], Chunk))
-        held = self._held.pop(next(ready, others[0]))
+        others = ((key, held) for key, held in self._held.items() if key not in needed)
+        ready = (key for key, held in others if isinstance(held, Chunk))
+        key = next(ready, None) or next((key for key in self._held if key not in needed), None)
+        if key is None:
+            return None
+        held = self._held.pop(key)
         if isinstance(held, _Loading):
             held.pending.exception()
         return held.slot

@@ -101,9 +101,9 @@ struct Pool {
     Job *first, *last;
     void *context, *stream; /* of the device; none: to memory of the host */
     size_t step, stage;     /* bytes read at once, and room for them with the blocks that they lie in */
-    pid_t process; /* a forked child has none of the threads, and may find the lock held for ever */
+    pid_t process;          /* a forked child has none of the threads, and may find the lock held for ever */
     int closing, threads, holders;
-    int active, running; /* `active` threads at most work at once */
+    int active, running;    /* `active` threads at most work at once */
     pthread_t ids[];
 };
 

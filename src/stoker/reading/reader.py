@@ -58,7 +58,7 @@ class ShardReader:
         if on_corrupt not in ("raise", "skip"):
             raise UsageError(f"on_corrupt={on_corrupt!r} is unknown", hint="use 'raise' or 'skip'")
         if engine not in ENGINES:
-            raise UsageError(f"reader={engine!r} is unknown", hint=f"use one of {', '.join(ENGINES)}")
+            raise UsageError(f"reader={engine!r} is unknown", hint=f"use {', '.join(ENGINES)} or cufile")
         self._engine = ENGINES[engine]()
         self._files, self._sizes, self._digests = files, sizes, digests
         self.block_bytes = block_bytes

@@ -18,13 +18,29 @@
 #define FOR_EACH_CPU
 #endif
 
+#define LINE 64     /* bytes of a cache line */
+#define BLOCK 256   /* written at once, in whole lines */
+#define AHEAD 4096  /* lines so far on are asked for before they are written */
+
+/* Rows of 2049 tokens begin anywhere in a line, and a store across two lines costs twice; lines that are asked for
+   are there when their turn comes (0.49 -> 0.45 ns a token into 12 MiB). */
 #define WIDEN(name, narrow, wide)                                                                            \
     FOR_EACH_CPU static void name(void *restrict target, const void *restrict source, Py_ssize_t count)     \
     {                                                                                                        \
+        enum { EACH = BLOCK / sizeof(wide) };                                                                \
         wide *out = target;                                                                                  \
         const narrow *in = source;                                                                           \
-        for (Py_ssize_t i = 0; i < count; i++)                                                               \
-            out[i] = in[i];                                                                                  \
+        for (; count && (uintptr_t)out % LINE; count--)                                                      \
+            *out++ = *in++;                                                                                  \
+        for (; count >= EACH; count -= EACH, out += EACH, in += EACH) {                                      \
+            wide *lines = __builtin_assume_aligned(out, LINE);                                               \
+            for (int at = 0; at < BLOCK; at += LINE)                                                         \
+                __builtin_prefetch((char *)out + AHEAD + at, 1);                                             \
+            for (int i = 0; i < EACH; i++)                                                                   \
+                lines[i] = in[i];                                                                            \
+        }                                                                                                    \
+        for (; count; count--)                                                                               \
+            *out++ = *in++;                                                                                  \
     }
 
 WIDEN(u16_to_i64, uint16_t, int64_t)

@@ -99,14 +99,14 @@ class Rows(Sequence[Batch]):
     group is being gathered."""
 
     def __init__(self, columns: dict[str, Any], size: int) -> None:
-        self._columns, self._size = columns, size
+        self.columns, self._size = columns, size
 
     def __len__(self) -> int:
-        return -(-len(next(iter(self._columns.values()))) // self._size)
+        return -(-len(next(iter(self.columns.values()))) // self._size)
 
     def __iter__(self) -> Iterator[Batch]:
-        names = tuple(self._columns)
-        rows = zip(*(_split(column, self._size) for column in self._columns.values()), strict=True)
+        names = tuple(self.columns)
+        rows = zip(*(_split(column, self._size) for column in self.columns.values()), strict=True)
         if len(names) == 2:  # the usual ids and labels: a third of the time of the line below
             one, other = names
             return ({one: first, other: second} for first, second in rows)
@@ -231,8 +231,10 @@ def places_of(layout: Windows, draw: Draw, held: Sequence[Chunk], slot_bytes: in
         for chunk, first in zip(held, firsts, strict=True)
     ]
     places: Integers = np.array(slots)[draw.chunk] + draw.sample * layout.seq_len
-    if any(len(chunk.pieces) > 1 for chunk in held):
-        places += layout.gaps_before(draw)
+    in_pieces = np.array([len(chunk.pieces) > 1 for chunk in held])
+    if in_pieces.any():  # few are, and to look for a sample's shard takes longer than all of the above
+        rows = np.flatnonzero(in_pieces[draw.chunk])
+        places[rows] += layout.gaps_before(draw.rows(rows))
     return places
 
 

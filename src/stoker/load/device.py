@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from stoker.errors import UsageError
-from stoker.load.batch import Batch
+from stoker.load.batch import Batch, Rows
 
 
 def as_tensors(batch: Batch) -> Batch:
@@ -92,9 +92,15 @@ class Device:
         """What the driver calls the stream of copies."""
         return int(self._copying.cuda_stream) if self._copying else 0
 
-    def mark(self) -> Any:
-        """An event of the current stream, here and now; None where there are no streams."""
-        return torch.cuda.current_stream(self.torch_device).record_event() if self.is_cuda else None
+    def mark(self, *, awaited: bool = False) -> Any:
+        """An event of the current stream, here and now; None where there are no streams. One that a thread
+        waits for lets it sleep meanwhile."""
+        if not self.is_cuda:
+            return None
+        make_event: Any = torch.cuda.Event  # untyped in torch
+        event = make_event(blocking=awaited)
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
 
     def wait_for(self, event: Any) -> None:
         """Let the current stream, not this thread, wait for an event."""
@@ -110,16 +116,25 @@ class Device:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self.is_cuda)
 
 
+_UNFINISHED = 2  # groups asked of a device and not there yet
+
+
 class Arrivals:
     """Hands batches made on side streams over to the consumer's stream."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._made: deque[Any] = deque()
 
     def made(self) -> Any:
-        """Called by the thread that made a group: the event after which it is there."""
+        """Called by the thread that made a group: the event after which it is there. A loop that never waits
+        for its device would have that thread ask for more and more groups, and memory for them."""
         with self._device.gathering():
-            return self._device.mark()
+            ready = self._device.mark(awaited=True)
+        self._made.append(ready)
+        if len(self._made) > _UNFINISHED and (earlier := self._made.popleft()):
+            earlier.synchronize()
+        return ready
 
     def accept(self, batches: Sequence[Batch], ready: Any) -> None:
         """Called by the consumer: its stream waits for the group, not its thread."""
@@ -127,7 +142,8 @@ class Arrivals:
             return
         self._device.wait_for(ready)
         stream = torch.cuda.current_stream(self._device.torch_device)
-        on_card = (value for batch in batches for value in tensors_of(batch) if value.is_cuda)
+        whole = batches.columns if isinstance(batches, Rows) else list(batches)
+        on_card = (value for value in tensors_of(whole) if value.is_cuda)
         for value in {value.untyped_storage().data_ptr(): value for value in on_card}.values():
             value.record_stream(stream)  # or its memory could be reused under the consumer's kernels
 

@@ -2,11 +2,11 @@
 
 Method, all on one machine in one run:
   1. pinned copy: host to device from pinned memory, the ceiling of everything below
-  2. page cache to GPU: `stoker.feed` over a corpus that is in memory, the verifying first pass and the
-     passes after it apart; as token bytes a second and as a share of 1. Read by threads, and (mmap) taken by
-     the card itself
+  2. page cache to GPU: `stoker.feed` over a corpus that is in memory, the verifying first pass and what comes
+     after it apart; as bytes read a second and as a share of 1. Read by threads, and (mmap) taken by
+     the card itself. A chunk that is still on the card when it is needed again does not count
   3. disk to GPU: O_DIRECT, against bare O_DIRECT reads of the same files before and after; again the
-     verifying first pass and the one after it apart
+     verifying first pass and what comes after it apart
   4. cuFile: the same batches through libcufile or kvikio, or the reason why not
   5. training: steps of a small GPT fed by stoker, against the same steps on a batch that lies on the GPU,
      and against the tutorial pipeline (webdataset with json members, or its plain-Python equivalent)
@@ -143,19 +143,21 @@ def direct_reads(folder: Path, threads: int, seconds: float, block: int = 4 << 2
     return done / (time.perf_counter() - begin) / 1e9
 
 
-def feed_speed(folder: Path, device: str, seconds: float | None, passes: int = 2, **options) -> list[dict]:
-    """GB/s of token bytes that arrive, and the CPU seconds that each of them takes. First one pass over the
-    corpus, then more of them, or stretches of so many seconds."""
+def feed_speed(folder: Path, device: str, seconds: float, passes: int = 2, **options) -> list[dict]:
+    """GB/s that arrive in a first pass over the corpus, then GB/s of the chunks that are read in stretches of
+    so many seconds; and the CPU seconds that a GB takes."""
     turns = []
     with stoker.feed(folder, device=device, **options) as feeder:
-        per_row = 2 * options["seq_len"]
         for turn in range(passes):
-            begin, cpu, rows = time.perf_counter(), time.process_time(), 0
-            for batch in passing(feeder, begin + seconds) if seconds and turn else feeder:
-                rows += len(batch["input_ids"])
+            before, begin, cpu = feeder.report(), time.perf_counter(), time.process_time()
+            for _ in passing(feeder, begin + seconds) if turn else feeder:
+                pass
             synchronize(device)
-            size, wall = rows * per_row / 1e9, time.perf_counter() - begin
-            turns.append({"gb_s": size / wall, "cpu_s_gb": (time.process_time() - cpu) / size})
+            wall, cpu, after = time.perf_counter() - begin, time.process_time() - cpu, feeder.report()
+            arrived = (after.batches - before.batches) * options["batch_size"] * options["seq_len"] * 2
+            read = (after.chunks_read - before.chunks_read) * options["chunk_bytes"]
+            size = (read if turn else arrived) / 1e9
+            turns.append({"gb_s": size / wall, "cpu_s_gb": cpu / size if size else 0.0})
         print(f"  {feeder.report().reader}; {feeder.report().choices[-1]}", file=sys.stderr)
     return turns
 
@@ -214,15 +216,14 @@ def measure_paths(folder: Path, given: argparse.Namespace, report: dict):
 
 
 def measure_disk(folder: Path, device: str, seconds: float, large: dict) -> dict:
-    """Whole passes over the corpus, each between two whole passes of bare reads: a shared disk is faster at
-    one moment than at the next."""
+    """Between two whole passes of bare reads each: a shared disk is faster at one moment than at the next."""
     drop_from_cache(folder)
     try:
         threads = max((4, 5, 8), key=lambda count: direct_reads(folder, count, seconds))
         options = {**large, "chunk_bytes": 64 << 20, "reader": "direct", "readers": threads, "lanes": 8}
         bare, verifying, after = [direct_reads(folder, threads, 10**9)], [], []
         for _ in range(5):
-            first, second = feed_speed(folder, device, None, passes=2, **options)
+            first, second = feed_speed(folder, device, 2 * seconds, passes=2, **options)
             bare.append(direct_reads(folder, threads, 10**9))
             verifying.append(first["gb_s"] / statistics.mean(bare[-2:]))
             after.append(second["gb_s"] / statistics.mean(bare[-2:]))

@@ -16,7 +16,7 @@ from stoker.load.options import LoaderOptions
 from stoker.load.parts import Parts, slot_bytes, token_dtype
 from stoker.load.pinned import PageCache, spare_memory
 from stoker.load.pipeline import Maker
-from stoker.load.pool import DIRECT_STEP_BYTES, STEP_BYTES, NativePool, open_pool
+from stoker.load.pool import NativePool, open_pool
 from stoker.load.samples import SampleAssembler
 from stoker.load.store import Store
 from stoker.reading.chunks import ChunkCache, ChunkLoader
@@ -64,6 +64,8 @@ def _wrapper(output: str) -> Callable[[Any], Any]:
 
 class AnyStore(Protocol):
     """Chunks on the host or on a device."""
+
+    cache: ChunkCache
 
     @property
     def bytes(self) -> int: ...
@@ -144,7 +146,6 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         pool = open_pool(
             threads=readers,
             block_bytes=max(loader.block_bytes for loader in loaders),
-            step=DIRECT_STEP_BYTES if options.reader == "direct" else STEP_BYTES,
             device=on.torch_device.index,
             stream=on.copy_stream,
         )

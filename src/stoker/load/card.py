@@ -51,7 +51,7 @@ class DeviceStore:
     def for_keys(self, count: int) -> ChunkCache:
         if count > self.cache.slots:
             self.cache.drain()
-            self.cache = self._sized(count + self.cache.slots // 4)
+            self.cache = self._sized(count + self.cache.slots // 4, loads=self.cache.loads)
         return self.cache
 
     @property
@@ -88,7 +88,7 @@ class DeviceStore:
         for chunk in chunks:
             self._read_until[chunk.slot] = event
 
-    def _sized(self, slots: int) -> ChunkCache:
+    def _sized(self, slots: int, *, loads: int = 0) -> ChunkCache:
         self.memory = torch.empty(slots * self.slot_bytes, dtype=torch.uint8, device=self.device.torch_device)
         self.device.drain()  # whoever had this memory before may still be using it, on another stream
         self._read_until: list[Any] = [None] * slots
@@ -105,7 +105,7 @@ class DeviceStore:
         def begin(key: Key, slot: int) -> Any:
             return (self._pool and self._submit(key, place(slot))) or by_threads(key, slot)
 
-        return ChunkCache(begin, slots=slots)
+        return ChunkCache(begin, slots=slots, loads=loads)
 
     def _submit(self, key: Key, place: _Place) -> Submitted | None:
         """Let the pool read a chunk, if it can verify what has not been verified before."""

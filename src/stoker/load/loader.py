@@ -170,6 +170,7 @@ class Loader:
         damage = [dataset.reader.damage for dataset in self._datasets]
         return LoaderReport(
             batches=self._delivered,
+            chunks_read=self._engine.store.cache.loads,
             skipped_samples=self._skipped,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
@@ -250,8 +251,8 @@ class Loader:
         except Exception:
             self._stop()  # what makes the batches has ended: the next loop tries again from here
             raise
+        self._engine.accept(group.batches, group.ready)
         batches = list(group.batches)
-        self._engine.accept(batches, group.ready)
         self._skipped += group.skipped
         self._begin = self._cursor()
         self._group, self._given = replace(group, batches=batches), 0

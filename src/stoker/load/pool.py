@@ -16,10 +16,6 @@ from stoker.reading.layout import Piece
 # each copy costs the driver some 3 us (H200, 14 threads: 41 GB/s with 512 KiB, 47 with 1 MiB, 50 with
 # 2 MiB, 53 with 4 MiB).
 STEP_BYTES = 4 << 20
-# Past the page cache to a device: of the disk's speed 0.90 with 4 MiB at once, 0.95 with 2 and all with 1, if
-# the stages of 5 threads stay in the machine's cache; but 0.76 with 1 on a busier H200, whose disk wants more
-# at a time.
-DIRECT_STEP_BYTES = 2 << 20
 
 _HOST = -1
 
@@ -44,12 +40,10 @@ class NativeJob:
 class NativePool:
     """Reading threads in C. Jobs are submitted by one thread; `close` is safe twice."""
 
-    def __init__(
-        self, module: Any, *, threads: int, block_bytes: int, step: int, device: int, stream: int
-    ) -> None:
+    def __init__(self, module: Any, *, threads: int, block_bytes: int, device: int, stream: int) -> None:
         self._native = module
         self._most = -(-block_bytes // PAGE) * PAGE
-        self._pool = module.open(device, threads, step, self._most, stream)
+        self._pool = module.open(device, threads, max(STEP_BYTES, self._most), self._most, stream)
         self._verifies = any(module.hash_with(path, symbol) for path, symbol in _hashes())
 
     def verifies(self, block_bytes: int) -> bool:
@@ -93,24 +87,14 @@ class NativePool:
         self._native.close(self._pool)
 
 
-def open_pool(
-    *, threads: int, block_bytes: int, step: int = STEP_BYTES, device: int = _HOST, stream: int = 0
-) -> NativePool | None:
+def open_pool(*, threads: int, block_bytes: int, device: int = _HOST, stream: int = 0) -> NativePool | None:
     """The pool, where the extension was built and, for a device, there is a driver. `block_bytes`: of the
-    largest blocks that it is to verify; `step`: what it reads at once."""
-    step = max(step, -(-block_bytes // PAGE) * PAGE)
+    largest blocks that it is to verify."""
     module = native("load._pump")
     if module is None:
         return None
     with suppress(OSError):
-        return NativePool(
-            module,
-            threads=threads,
-            block_bytes=block_bytes,
-            step=step,
-            device=device,
-            stream=stream,
-        )
+        return NativePool(module, threads=threads, block_bytes=block_bytes, device=device, stream=stream)
     return None
 
 

@@ -16,6 +16,7 @@ class LoaderReport:
     """What a loader did and chose so far."""
 
     batches: int
+    chunks_read: int  # none for one that was still held
     skipped_samples: int
     damaged_blocks: int
     damage: tuple[str, ...]

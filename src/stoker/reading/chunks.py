@@ -64,14 +64,14 @@ class Pending(Protocol):
 
 class ChunkCache:
     """Holds up to `slots` chunks; the least recently used makes room. Used by one thread. `begin` starts
-    loading a chunk into a slot."""
+    loading a chunk into a slot; `loads` counts on where a smaller cache left off."""
 
-    def __init__(self, begin: Callable[[Key, int], Chunk | Pending], *, slots: int) -> None:
+    def __init__(self, begin: Callable[[Key, int], Chunk | Pending], *, slots: int, loads: int = 0) -> None:
         self._begin = begin
         self._free = list(range(slots - 1, -1, -1))
         self._held: OrderedDict[Key, Chunk | _Loading] = OrderedDict()
         self.slots = slots
-        self.loads = 0
+        self.loads = loads
 
     def prefetch(self, keys: Iterable[Key], *, keep: Container[Key]) -> None:
         """Start loading what is missing, in this order, as far as there is room beside the chunks to keep."""

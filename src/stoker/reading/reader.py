@@ -98,14 +98,16 @@ class ShardReader:
         return self._bad_parts(name, start, len(out)) if name in self._bad else []
 
     def stretches(self, name: str, start: int, stop: int) -> list[tuple[int, int, bool]]:
-        """A stretch cut where verified blocks meet others, and which of both each part is."""
+        """A stretch in up to three: from the first to the last block that is to be verified, and what is
+        verified before and behind; and whether each is."""
         good = self._good[name][self._blocks(start, stop)]
         if good.all():
             return [(start, stop, True)]
-        turns = np.flatnonzero(good[1:] != good[:-1]) + 1 + start // self.block_bytes
-        bounds = [start, *(turns * self.block_bytes).tolist(), stop]
-        states = itertools.cycle((bool(good[0]), not good[0]))
-        return list(zip(bounds, bounds[1:], states, strict=False))
+        origin = start // self.block_bytes
+        begin = max(start, (origin + int(good.argmin())) * self.block_bytes)
+        end = min(stop, (origin + len(good) - int(good[::-1].argmin())) * self.block_bytes)
+        parts = [(start, begin, True), (begin, end, False), (end, stop, True)]
+        return [part for part in parts if part[0] < part[1]]
 
     def steps(self, name: str, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """The same, with blocks that are not verified yet a few at a time."""

@@ -3,9 +3,10 @@
 Method: one corpus of random uint16 tokens, written in each loader's own format. Every loader gets turns
 in one run, interleaved, each turn in a fresh process that reports its import time apart, then
 construction, first batch, batches for some seconds, CPU time and peak PSS. Medians over the turns. All
-shuffle; stoker verifies checksums, nobody else does. With --cold also a whole first epoch of eight times the
+shuffle; stoker verifies checksums, nobody else does. With --cold also a first epoch of eight times the
 corpus (the same files under eight names) read with O_DIRECT, past the page cache, in batches of 64 and of 8
-rows, in turns with bare O_DIRECT reads of the same files.
+rows, in turns with bare O_DIRECT reads of the same files: all of it with the construction of the loader, and
+after its first GB.
 
     python benchmarks/load_tokens.py                    # 800 MB, 3 turns: some minutes
     python benchmarks/load_tokens.py --megabytes 60 --seconds 1 --turns 1     # does it work?

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 from collections import namedtuple
+from functools import partial
+from types import SimpleNamespace
 
 import feeding
 import pytest
@@ -13,7 +16,7 @@ from small_datasets import make_tars, make_tokens
 
 import stoker
 from stoker.errors import UsageError
-from stoker.load.device import tensors_of, with_tensors
+from stoker.load.device import Arrivals, Copier, Device, tensors_of, with_tensors
 
 MODES = [{}, {"packing": "pad"}, {"packing": "best-fit"}, {"documents": True}, {"shuffle": "off"}]
 
@@ -48,8 +51,6 @@ def test_the_code_for_devices_skips_damage_too(corpus):
 
 
 def test_host_batches_pass_through_the_copier_in_order(corpus):
-    from stoker.load.device import Copier, Device
-
     with (
         stoker.Loader(corpus, **feeding.options()) as loader,
         stoker.Loader(corpus, **feeding.options()) as other,
@@ -58,6 +59,21 @@ def test_host_batches_pass_through_the_copier_in_order(corpus):
         found = list(copier.copied(iter(loader), given=loader.state_dict))
         assert feeding.as_lists([batch for batch, _ in found]) == feeding.as_lists(other)
         assert [state["position"] for _, state in found[:3]] == [4, 8, 12]
+
+
+def test_whoever_makes_groups_waits_for_the_one_two_before():
+    """Else a loop that never waits for its device has groups made without end."""
+    finished = []
+
+    class Card(Device):
+        def mark(self, *, awaited=False):
+            assert awaited
+            return SimpleNamespace(synchronize=partial(finished.append, next(numbers)))
+
+    numbers, arrivals = itertools.count(), Arrivals(Card("cpu"))
+    for made in range(6):
+        arrivals.made()
+        assert finished == list(range(made - 1))
 
 
 @pytest.mark.parametrize("more", MODES[:2])

@@ -23,12 +23,12 @@ KINDS = [
         [*KINDS, ("int64", "int64"), ("int16", "int64"), (">u2", "int64"), ("uint16", "float32")]
     ),
     seed=st.integers(0, 2**32 - 1),
-    length=st.integers(1, 70),
+    length=st.integers(1, 300),
     rows=st.integers(0, 9),
 )
 def test_rows_are_those_numpy_would_give(kinds: tuple[str, str], seed: int, length: int, rows: int) -> None:
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, 2**15, 200).astype(kinds[0])
+    tokens = rng.integers(0, 2**15, 400).astype(kinds[0])
     places = rng.integers(0, len(tokens) - length + 1, rows)
     into = np.empty((rows, length), kinds[1])
     gather(tokens, places, into=into)

@@ -623,6 +623,14 @@ def test_what_was_chosen_is_visible(corpus):
     assert report.choices[0].reason == "to begin with"
 
 
+def test_a_chunk_is_counted_when_it_is_read_not_when_it_is_still_there(corpus):
+    with load(corpus, workers="inline", chunk_bytes=1 << 20, lanes=1) as loader:
+        list(loader)
+        read = loader.report().chunks_read
+        list(loader)
+    assert 0 < read == loader.report().chunks_read
+
+
 @pytest.mark.parametrize("device", ["", "cpu"])
 def test_a_group_of_more_chunks_than_there_is_room_for_makes_room(tmp_path, device):
     """Chunks of one sample: every row of a batch is in another. Reads asked for before the cache grew must

@@ -85,7 +85,7 @@ def _target(layouts: Sequence[Layout], options: LoaderOptions) -> int:
     if options.workers == "inline":
         return _INLINE_GROUP_BYTES
     if all(isinstance(one, Windows) and one.dtype == token_dtype(layouts, options) for one in layouts):
-        return min(_COPIED_GROUP_BYTES, options.memory // 16)
+        return max(_GROUP_BYTES, min(_COPIED_GROUP_BYTES, options.memory // 16))
     return _GROUP_BYTES
 
 

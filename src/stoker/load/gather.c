@@ -18,12 +18,12 @@
 #define FOR_EACH_CPU
 #endif
 
-#define LINE 64     /* bytes of a cache line */
-#define BLOCK 256   /* written at once, in whole lines */
-#define AHEAD 4096  /* lines so far on are asked for before they are written */
+#define LINE 64    /* bytes of a cache line */
+#define BLOCK 256  /* written at once, in whole lines */
+#define AHEAD 4096 /* lines so far on are asked for before they are written */
 
-/* Rows of 2049 tokens begin anywhere in a line, and a store across two lines costs twice; lines that are asked for
-   are there when their turn comes (0.49 -> 0.45 ns a token into 12 MiB). */
+/* Rows of 2049 tokens begin anywhere in a line, and a store across two lines costs twice; lines that are asked
+   for are there when their turn comes (0.49 -> 0.45 ns a token into 12 MiB). */
 #define WIDEN(name, narrow, wide)                                                                            \
     FOR_EACH_CPU static void name(void *restrict target, const void *restrict source, Py_ssize_t count)     \
     {                                                                                                        \

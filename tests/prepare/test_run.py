@@ -313,6 +313,42 @@ def test_a_shard_that_was_cut_after_its_task_is_made_again(
     assert snapshot(tmp_path / "out") == snapshot(large_dataset)
 
 
+def test_killed_while_shards_are_put_in_place_a_run_finds_its_tasks_done(
+    make: Make, large_corpus: Path, large_dataset: Path, inline: Any, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    link, left = os.link, iter(range(3))
+
+    def killed(source: Path, target: Path) -> None:
+        next(left)
+        link(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        with pytest.raises(StopIteration):
+            make(large_corpus, shard_bytes=1 << 20)
+    assert list((tmp_path / "out").glob("shard-*"))
+    again = inline()
+    make(large_corpus, shard_bytes=1 << 20, launcher=again)
+    assert again.ran == []
+    assert snapshot(tmp_path / "out") == snapshot(large_dataset)
+
+
+def test_where_there_are_no_links_shards_are_moved(
+    make: Make,
+    large_corpus: Path,
+    large_dataset: Path,
+    snapshot: Snapshot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    make(large_corpus, shard_bytes=1 << 20)
+    assert snapshot(tmp_path / "out") == snapshot(large_dataset)
+
+
 def test_a_changed_source_is_another_plan(
     make: Make, texts: list[str], write_jsonl: Any, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ named by the plan's digest: the same command finds what an earlier, killed one l
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -296,11 +297,18 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
 
 
 def _publish(job: Job, manifest: Manifest) -> None:
-    """Move the shards to where they belong. One that is there already was moved before a crash."""
+    """Put the shards where they belong. They also stay where they were written, until the folder goes: a run
+    that is killed here finds all its tasks done."""
     out = local_path(job.plan.out)
     for file in manifest.files():
-        if (job.target / file.name).exists():
-            (job.target / file.name).rename(out / file.name)
+        written, shown = job.target / file.name, out / file.name
+        if not written.exists():  # moved before a crash, where there are no links
+            continue
+        shown.unlink(missing_ok=True)
+        try:
+            os.link(written, shown)
+        except OSError:
+            written.rename(shown)
     sync_folder(out)
 
 

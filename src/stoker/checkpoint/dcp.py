@@ -80,7 +80,7 @@ class Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, note = plan.storage_data
-        saving, _ = join(self._root, note)
+        saving = join(self._root, note)
         text = self._write(plan, planner, rank, saving)
         results = [
             WriteResult(index=item.index, size_in_bytes=_bytes_of(item), storage_data=(rank, note, text))
@@ -92,7 +92,7 @@ class Writer(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         texts = {found.storage_data[0]: found.storage_data[2] for some in results for found in some}
-        saving, _ = join(self._root, results[0][0].storage_data[1])
+        saving = join(self._root, results[0][0].storage_data[1])
         in_order = [texts[rank] for rank in sorted(texts)]
         parts = [part_from_json(text) for text in in_order]
         commit(self._root, saving, make_manifest(saving, parts, in_order), in_order)

@@ -27,6 +27,7 @@ from stoker.saved.commit import (
     join,
     make_manifest,
     put_part,
+    sign_unsigned,
 )
 from stoker.saved.layout import Part, Piece, parse_manifest, part_from_json, part_name, sequence_of
 from stoker.saved.retention import collect, retain
@@ -78,7 +79,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self.pending: Future[Finished] | None = None  # nobody has asked yet how it ended
         self.drain = Drain(tiers, board, options, busy=busy) if tiers.remote is not None else None
-        self._sequence, self._tidies = 0, False
+        self._sequence, self._tidies, self._has_collected = 0, False, False
         self._pace = Pace(options.limits.write_bytes_per_s)
 
     def submit(self, save: Save) -> None:
@@ -118,7 +119,7 @@ class Saver:
         self._tidy(save.number)
 
     def _run(self, save: Save) -> Finished:
-        saving, shared = self._begin(save)
+        saving, leads_here = self._begin(save)
         mine: BaseException | None = None
         part: Part | None = None
         try:
@@ -131,7 +132,7 @@ class Saver:
             save.snapshot.abort(error)
             self.fail(save.number, error)
         try:
-            self._end(save, saving, part, shared=shared)
+            self._end(save, saving, part, leads_here=leads_here)
         except CheckpointError:
             if mine is not None:  # this rank knows better than what came back from rank 0
                 raise mine from None
@@ -140,13 +141,19 @@ class Saver:
         return Finished(name=saving.name, step=save.step, bytes=save.snapshot.bytes, durable_s=seconds)
 
     def _begin(self, save: Save) -> tuple[Saving, bool]:
+        """The save's temporary folder, and whether this rank commits it on a node that is not rank 0's."""
         key = f"begin/{save.number}"
         try:
             if self._world.rank == 0:
                 saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence())
                 self._board.post(key, b"+" + saving.to_json())
-                return saving, True
-            return join(self._tiers.root, checked(self._board.read(key, timeout_s=self._options.timeout_s)))
+                return saving, False
+            note = checked(self._board.read(key, timeout_s=self._options.timeout_s))
+            saving = join(self._tiers.root, note)
+            leads_here = self._world.local_rank == 0 and sign_unsigned(self._tiers.root, saving)
+            if leads_here:
+                self._collect_once()
+            return saving, leads_here
         except BaseException as error:
             save.snapshot.abort(error)
             self.give_up(save.number, error)
@@ -157,11 +164,17 @@ class Saver:
             with named_errors("write", self._tiers.root):
                 self._tiers.root.mkdir(parents=True, exist_ok=True)
                 sync_folder(self._tiers.root.absolute().parent)
-            collect(self._tiers.root)
+            self._collect_once()
             self._sequence = 1 + max((sequence_of(name) or 0 for name in self._known()), default=0)
         else:
             self._sequence += 1
         return self._sequence
+
+    def _collect_once(self) -> None:
+        """Delete what killed runs left on this node, before the first save needs the room."""
+        if not self._has_collected:
+            collect(self._tiers.root)
+            self._has_collected = True
 
     def _known(self) -> list[str]:
         try:
@@ -196,9 +209,9 @@ class Saver:
         for rank in waits_for(self._world, limits):
             self._board.read(f"written/{number}/{rank}", timeout_s=self._options.timeout_s)
 
-    def _end(self, save: Save, saving: Saving, mine: Part | None, *, shared: bool) -> None:
+    def _end(self, save: Save, saving: Saving, mine: Part | None, *, leads_here: bool) -> None:
         """Commit, or learn that rank 0 did; a save that failed anywhere has failed everywhere."""
-        key, leads_here = f"outcome/{save.number}", not shared and self._world.local_rank == 0
+        key = f"outcome/{save.number}"
         try:
             if self._world.rank == 0:
                 self._commit(save, saving, mine)

@@ -62,18 +62,26 @@ def begin(root: Path, *, step: int, sequence: int) -> Saving:
     saving = Saving(name=checkpoint_name(sequence=sequence, step=step, save=save), step=step, save=save)
     with named_errors("write", root):
         saving.folder(root).mkdir(parents=True)
-    with new_file(saving.folder(root) / OWNER) as file:
-        file.write(json.dumps(this_owner()).encode())
+    _sign(saving.folder(root))
     return saving
 
 
-def join(root: Path, note: bytes) -> tuple[Saving, bool]:
-    """The save that rank 0 began, and whether its folder is the one that rank 0 made."""
+def join(root: Path, note: bytes) -> Saving:
+    """The save that rank 0 began, with a folder for it here."""
     saving = Saving(**json.loads(note))
     folder = saving.folder(root)
     with named_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return saving, (folder / OWNER).exists()
+    return saving
+
+
+def sign_unsigned(root: Path, saving: Saving) -> bool:
+    """For the first rank of a node: whether the folder is not the one that rank 0 made; then it is signed."""
+    folder = saving.folder(root)
+    if (folder / OWNER).exists():
+        return False
+    _sign(folder)
+    return True
 
 
 def put_part(root: Path, saving: Saving, part: Part) -> bytes:
@@ -142,6 +150,11 @@ def discard(root: Path, saving: Saving, *, rank: int) -> None:
 
 
 # --- whose is it --------------------------------------------------------------------------------------
+
+
+def _sign(folder: Path) -> None:
+    with new_file(folder / OWNER) as file:
+        file.write(json.dumps(this_owner()).encode())
 
 
 def this_owner() -> dict[str, Any]:

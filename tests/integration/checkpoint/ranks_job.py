@@ -23,6 +23,7 @@ from s3_server import free_ports
 from stoker.checkpoint.checkpointer import Checkpointer
 from stoker.checkpoint.storm import Limits
 from stoker.errors import StokerError
+from stoker.saved.commit import OWNER, begin, this_owner
 from stoker.world import World
 
 
@@ -34,10 +35,16 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("0"))
 
 
+def unfinished(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".saving")]
+
+
 def two_nodes(folder: Path, world: World) -> Any:
-    """Each node has a disk of its own; the remote tier is all they share."""
+    """Each node has a disk of its own, with what a killed run left; the remote tier is all they share."""
     world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
     root = folder / f"node-{world.rank}"
+    killed = begin(root, step=7, sequence=7).folder(root)
+    (killed / OWNER).write_text(json.dumps(this_owner() | {"started": "before"}))
     options = {"remote": str(folder / "remote"), "board": f"127.0.0.1:{PORTS[0]}", "world": world}
     with Checkpointer(root, keep=2, timeout_s=20, chunk_bytes=4096, **options) as checkpointer:
         for step in (1, 2, 3):
@@ -51,6 +58,7 @@ def two_nodes(folder: Path, world: World) -> Any:
     return {
         "files": files,
         "kept": len(names(root)),
+        "left": unfinished(root),
         "step": restored.step,
         "equal": all(bool((one == 3).all()) for one in back.values()),
         "remote": len(names(folder / "remote")),
@@ -64,6 +72,8 @@ def a_rank_dies(folder: Path, world: World) -> Any:
     checkpointer.wait()
     if world.rank == 1:
         checkpointer.save(2, state=state(2), wait={"for": "ever"})
+        while not [*(folder / "run").glob(".saving-*/part-00001.bin")]:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     checkpointer.save(2, state=state(2), wait={"for": "ever"})
     said = ""
@@ -75,8 +85,15 @@ def a_rank_dies(folder: Path, world: World) -> Any:
     back = state(0)
     with Checkpointer(folder / "run", world=World()) as alone:
         step = alone.restore(state=back).step
-    left = [path.name for path in (folder / "run").iterdir() if path.name.startswith(".saving")]
-    return {"said": said, "step": step, "w": float(back["w0"][0]), "left": left}
+    return {"said": said, "step": step, "w": float(back["w0"][0]), "left": unfinished(folder / "run")}
+
+
+def the_run_after(folder: Path, world: World) -> Any:
+    """The next run in the folder of `a_rank_dies`: its first save takes away what the dead rank left."""
+    root = folder.parent / "a_rank_dies" / "run"
+    with Checkpointer(root, world=world) as checkpointer:
+        checkpointer.save(3, state=state(3))
+    return {"left": unfinished(root), "kept": len(names(root))}
 
 
 def a_rank_fails(folder: Path, world: World, failing: int = 1) -> Any:
@@ -165,6 +182,7 @@ def a_rank_leaves(folder: Path, world: World) -> Any:
 SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
+    "the_run_after": (1, the_run_after),
     "a_rank_fails": (2, a_rank_fails),
     "a_rank_fails_and_goes": (2, a_rank_fails_and_goes),
     "the_first_rank_fails": (2, the_first_rank_fails),

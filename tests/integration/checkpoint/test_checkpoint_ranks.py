@@ -75,8 +75,8 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 
 @pytest.fixture(scope="module")
 def scenes(run_job: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = ["two_nodes", "a_rank_dies", "a_rank_fails", "the_first_rank_fails", "a_restore_fails"]
-    names += ["a_rank_leaves", "skips", "turns", "a_rank_fails_and_goes"]
+    names = ["two_nodes", "a_rank_dies", "the_run_after", "a_rank_fails", "the_first_rank_fails"]
+    names += ["a_restore_fails", "a_rank_leaves", "skips", "turns", "a_rank_fails_and_goes"]
     said = run_job("ranks_job.py", tmp_path_factory.mktemp("scenes"), *names)
     found = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("SCENE ")]
     return {scene["scene"]: scene["ranks"] for scene in found}
@@ -87,12 +87,17 @@ def test_nodes_without_a_shared_folder_save_and_restore(scenes: dict[str, Any]) 
     for rank, report in enumerate(scenes["two_nodes"]):
         assert report["files"] == sorted([*descriptions, f"part-{rank:05d}.bin"])
         assert (report["step"], report["equal"], report["kept"], report["remote"]) == (3, True, 2, 2)
+        assert report["left"] == []
 
 
 def test_a_rank_lost_during_a_save_is_named_and_the_old_one_is_safe(scenes: dict[str, Any]) -> None:
     (report,) = scenes["a_rank_dies"]
     assert "rank 1 brought no part" in report["said"]
-    assert (report["step"], report["w"], report["left"]) == (1, 1.0, [])
+    assert (report["step"], report["w"], len(report["left"])) == (1, 1.0, 1)
+
+
+def test_what_a_lost_rank_left_goes_with_the_next_run(scenes: dict[str, Any]) -> None:
+    assert scenes["the_run_after"] == [{"left": [], "kept": 2}]
 
 
 def test_a_failure_on_one_rank_surfaces_on_all(scenes: dict[str, Any]) -> None:

@@ -155,7 +155,7 @@ def feed_speed(folder: Path, device: str, seconds: float, passes: int = 2, **opt
             synchronize(device)
             wall, cpu, after = time.perf_counter() - begin, time.process_time() - cpu, feeder.report()
             arrived = (after.batches - before.batches) * options["batch_size"] * options["seq_len"] * 2
-            read = (after.chunks_read - before.chunks_read) * options["chunk_bytes"]
+            read = (after.samples_read - before.samples_read) * options["seq_len"] * 2
             size = (read if turn else arrived) / 1e9
             turns.append({"gb_s": size / wall, "cpu_s_gb": cpu / size if size else 0.0})
         print(f"  {feeder.report().reader}; {feeder.report().choices[-1]}", file=sys.stderr)
@@ -220,7 +220,7 @@ def measure_disk(folder: Path, device: str, seconds: float, large: dict) -> dict
     drop_from_cache(folder)
     try:
         threads = max((4, 5, 8), key=lambda count: direct_reads(folder, count, seconds))
-        options = {**large, "chunk_bytes": 64 << 20, "reader": "direct", "readers": threads, "lanes": 8}
+        options = {**large, "chunk_bytes": 128 << 20, "reader": "direct", "readers": threads, "lanes": 8}
         bare, verifying, after = [direct_reads(folder, threads, 10**9)], [], []
         for _ in range(5):
             first, second = feed_speed(folder, device, 2 * seconds, passes=2, **options)

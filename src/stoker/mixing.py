@@ -7,6 +7,7 @@ order can be computed again from its seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +33,12 @@ def key_of(*parts: int) -> int:
 def mixed(values: Keys) -> Keys:
     """splitmix64 of each value: a bijection in which every input bit moves every output bit."""
     keys: Keys = values + np.uint64(_GOLDEN)
-    keys ^= keys >> np.uint64(30)
+    high = keys >> np.uint64(30)
+    keys ^= high
     keys *= np.uint64(_FIRST)
-    keys ^= keys >> np.uint64(27)
+    keys ^= np.right_shift(keys, np.uint64(27), out=high)
     keys *= np.uint64(_SECOND)
-    keys ^= keys >> np.uint64(31)
+    keys ^= np.right_shift(keys, np.uint64(31), out=high)
     return keys
 
 
@@ -44,13 +46,20 @@ def permutations(size: int, keys: Sequence[int]) -> Integers:
     """For each key, all numbers below `size` in a random order, as rows: sorted by a key each, which
     carries the number in its low bits. (numpy's own may change between its versions.)"""
     low = (1 << max(0, size - 1).bit_length()) - 1
-    numbers = np.arange(size, dtype=np.uint64)
-    sorting = mixed(numbers * np.uint64(_GOLDEN) + np.array(keys, np.uint64)[:, None])
+    numbers, spread = _counted(size)
+    sorting = mixed(spread + np.array(keys, np.uint64)[:, None])
     sorting &= np.uint64(_WORD ^ low)
     sorting |= numbers
     sorting.sort(axis=1)
     sorting &= np.uint64(low)
     return sorting.view(np.int64)
+
+
+@lru_cache(4)  # windows of an order are nearly all of one size
+def _counted(size: int) -> tuple[Keys, Keys]:
+    """The numbers below `size`, and the same far apart."""
+    numbers = np.arange(size, dtype=np.uint64)
+    return numbers, numbers * np.uint64(_GOLDEN)
 
 
 def permutation(size: int, key: int) -> Integers:

@@ -30,18 +30,18 @@ def test_the_least_recently_used_chunk_makes_room():
     cache.hold(keys(2))
     cache.hold(keys(1))
     cache.hold(keys(3))
-    assert cache.loads == 3
+    assert cache.samples_read == 3
     cache.hold(keys(1))
-    assert cache.loads == 3
+    assert cache.samples_read == 3
     cache.hold(keys(2))
-    assert cache.loads == 4
+    assert cache.samples_read == 4
 
 
 def test_reading_ahead_never_takes_what_is_needed_now():
     cache = ChunkCache(chunk, slots=2)
     cache.hold(keys(1, 2))
     cache.prefetch(keys(3), keep=set(keys(1, 2)))
-    assert cache.loads == 2
+    assert cache.samples_read == 2
 
 
 def test_a_failed_read_is_raised_and_can_be_tried_again():

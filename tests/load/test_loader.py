@@ -626,9 +626,17 @@ def test_what_was_chosen_is_visible(corpus):
 def test_a_chunk_is_counted_when_it_is_read_not_when_it_is_still_there(corpus):
     with load(corpus, workers="inline", chunk_bytes=1 << 20, lanes=1) as loader:
         list(loader)
-        read = loader.report().chunks_read
+        read = loader.report().samples_read
         list(loader)
-    assert 0 < read == loader.report().chunks_read
+    assert 0 < read == loader.report().samples_read
+
+
+@pytest.mark.parametrize("shuffle", ["off", "full"])
+def test_a_chunk_that_ends_early_counts_for_what_it_holds(tmp_path, shuffle):
+    folder = make_tokens(tmp_path, [[32 * 100 + 1]])  # 100 samples, in chunks of 32
+    with load(folder, workers="inline", lanes=1, shuffle=shuffle, window=4) as loader:
+        list(loader)
+        assert loader.report().samples_read == 100
 
 
 @pytest.mark.parametrize("device", ["", "cpu"])

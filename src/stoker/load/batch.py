@@ -159,17 +159,15 @@ class WindowAssembler:
         columns = {"input_ids": tokens[:, :-1]}
         if self._labels:
             columns["labels"] = tokens[:, 1:] if self._labels == "next" else tokens[:, :-1]
-        if self._documents:
-            columns.update((name, self._wrap(ids)) for name, ids in self._document_extras(draw).items())
+        extras = self._document_extras(draw) if self._documents else {}
+        columns.update((name, self._wrap(ids)) for name, ids in extras.items())
         if task.real is not None:
             columns["real"] = self._wrap(task.real)
         rows = Rows(columns, self._batch_size)
-        if not self._documents:
+        if not extras:
             return rows
-        batches = list(rows)
-        for batch in batches:
-            batch["cu_seqlens"] = self._wrap(cu_seqlens(np.asarray(batch["position_ids"])))
-        return batches
+        bounds = map(cu_seqlens, _split(extras["position_ids"], self._batch_size))
+        return [{**batch, "cu_seqlens": self._wrap(each)} for batch, each in zip(rows, bounds, strict=True)]
 
     def _whole_rows(self, draw: Draw, held: Sequence[Chunk]) -> Integers:
         """Which row stands where: a damaged one gives its place to the next whole one, and is counted."""
@@ -206,7 +204,7 @@ def _split(values: Any, size: int) -> Sequence[Any]:
     if isinstance(values, np.ndarray):
         return [values[start : start + size] for start in range(0, rows, size)]
     sizes = [size] * (rows // size) + [rows % size] * (rows % size > 0)
-    parts: Sequence[Any] = values.split_with_sizes(sizes)
+    parts: Sequence[Any] = values.unsafe_split_with_sizes(sizes)  # what is unsafe are gradients
     return parts
 
 

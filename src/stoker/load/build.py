@@ -169,7 +169,9 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         documents=_beside(parts) if options.documents else None,
     )
     arrivals = device.Arrivals(on)
-    maker = Maker(parts.planner, store.for_keys, assembler, group=parts.group, made=arrivals.made)
+    maker = Maker(
+        parts.planner, store.for_keys, assembler, group=parts.group, in_turn=True, made=arrivals.made
+    )
     return Engine(
         maker=maker,
         store=store,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +50,7 @@ class DeviceStore:
     def for_keys(self, count: int) -> ChunkCache:
         if count > self.cache.slots:
             self.cache.drain()
-            self.cache = self._sized(count + self.cache.slots // 4, loads=self.cache.loads)
+            self.cache = self._sized(count + self.cache.slots // 4, samples_read=self.cache.samples_read)
         return self.cache
 
     @property
@@ -78,34 +77,34 @@ class DeviceStore:
 
     def await_chunks(self, chunks: Sequence[Chunk]) -> None:
         """Let the current stream wait for chunks it has not waited for yet."""
-        for chunk in chunks:
-            if self._arrived[chunk.slot] is not chunk:
-                self.device.wait_for(chunk.ready)
-                self._arrived[chunk.slot] = chunk
+        new = [chunk for chunk in chunks if self._arrived[chunk.slot] is not chunk]
+        self.device.wait_for(*(chunk.ready for chunk in new))
+        for chunk in new:
+            self._arrived[chunk.slot] = chunk
 
     def gathered(self, chunks: Sequence[Chunk], event: Any) -> None:
         """Note that these are read until `event`: their slots must not be overwritten before."""
         for chunk in chunks:
             self._read_until[chunk.slot] = event
 
-    def _sized(self, slots: int, *, loads: int = 0) -> ChunkCache:
+    def _sized(self, slots: int, *, samples_read: int = 0) -> ChunkCache:
         self.memory = torch.empty(slots * self.slot_bytes, dtype=torch.uint8, device=self.device.torch_device)
         self.device.drain()  # whoever had this memory before may still be using it, on another stream
         self._read_until: list[Any] = [None] * slots
         self._arrived: list[Chunk | None] = [None] * slots
-        memory, read_until = self.memory, self._read_until
+        memory, read_until, address = self.memory, self._read_until, self.memory.data_ptr()
 
         # a load asked of an earlier, smaller cache may still come: it must write into the memory it knew
         def place(slot: int) -> _Place:
-            room = memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
-            return _Place(slot=slot, room=room, read_until=read_until[slot])
+            begin = slot * self.slot_bytes
+            return _Place(slot, memory, begin, begin + self.slot_bytes, address + begin, read_until[slot])
 
         by_threads = in_threads(lambda key, slot: self._load(key, place(slot)), self._threads)
 
         def begin(key: Key, slot: int) -> Any:
             return (self._pool and self._submit(key, place(slot))) or by_threads(key, slot)
 
-        return ChunkCache(begin, slots=slots, loads=loads)
+        return ChunkCache(begin, slots=slots, samples_read=samples_read)
 
     def _submit(self, key: Key, place: _Place) -> Submitted | None:
         """Let the pool read a chunk, if it can verify what has not been verified before."""
@@ -116,7 +115,7 @@ class DeviceStore:
             return None
         if self._page_cache:
             runs = [part for run in runs for part in self._page_cache.located(run)]
-        job = self._pool.submit(runs, target=place.room.data_ptr(), after=place.read_until)
+        job = self._pool.submit(runs, target=place.address, after=place.read_until)
         chunk = Chunk(slot=place.slot, data=_NOTHING, pieces=pieces, damaged=(), ready=job)
         return Submitted(
             job, chunk, verified=lambda: loader.trust(pieces), load_anew=lambda: self._load_anew(key, place)
@@ -175,63 +174,56 @@ class DeviceStore:
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a chunk goes, and the event until which what was there is still being read."""
 
     slot: int
-    room: torch.Tensor
+    memory: torch.Tensor
+    begin: int
+    end: int
+    address: int
     read_until: Any
+
+    @property
+    def room(self) -> torch.Tensor:
+        return self.memory[self.begin : self.end]
 
 
 class DeviceWindows(WindowAssembler):
     """Windows gathered and widened on the device."""
 
     def __init__(self, layouts: Sequence[Windows], store: DeviceStore, **options: Any) -> None:
-        super().__init__(layouts, _no_arena, **options)
+        super().__init__(layouts, _no_arena, wrap=store.device.moved, **options)
         self._store = store
         self._torch_dtype = _torch_dtype(self._dtype)
 
+    def assemble(self, task: Task, held: Sequence[Chunk]) -> Sequence[Batch]:
+        with self._store.device.gathering():
+            return super().assemble(task, held)
+
     def _tokens(self, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:
-        device = self._store.device
-        with device.gathering():
-            self._store.await_chunks(held)
-            parts = [
-                (mine, self._on_device(self._layouts[which], part, held))
-                for which, mine, part in by_dataset(draw)
-            ]
-            tokens = parts[0][1]
-            if len(parts) > 1:
-                tokens = torch.empty((len(draw), tokens.shape[1]), dtype=tokens.dtype, device=tokens.device)
-                for mine, part in parts:
-                    tokens[torch.from_numpy(mine).to(tokens.device)] = part
-            self._store.gathered(held, device.mark())
+        self._store.await_chunks(held)
+        parts = [
+            (mine, self._on_device(self._layouts[which], part, held))
+            for which, mine, part in by_dataset(draw)
+        ]
+        tokens = parts[0][1]
+        if len(parts) > 1:
+            tokens = torch.empty((len(draw), tokens.shape[1]), dtype=tokens.dtype, device=tokens.device)
+            for mine, part in parts:
+                tokens[torch.from_numpy(mine).to(tokens.device)] = part
+        self._store.gathered(held, self._store.device.mark())
         return tokens
 
     def _on_device(self, layout: Windows, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:
         store, width = self._store, layout.seq_len + 1
-        index = torch.from_numpy(places_of(layout, draw, held, store.slot_bytes))
-        if store.device.is_cuda:
-            index = index.pin_memory().to(store.device.torch_device, non_blocking=True)
-        kind = _raw_dtype(layout.dtype)
-        flat = store.memory.view(kind)
+        index = store.device.sent(places_of(layout, draw, held, store.slot_bytes))
+        flat = store.memory.view(_raw_dtype(layout.dtype))
         windows = flat.as_strided((flat.numel() - width + 1, width), (1, 1))
         # index_select, not windows[index]: it copies rows, ten times as fast as element by element
-        wide = torch.index_select(windows, 0, index).to(self._torch_dtype)
-        # torch has few kernels for uint16, so tokens travel as int16: give the high half its sign back
-        return wide.bitwise_and_(0xFFFF) if layout.dtype == np.uint16 and kind == torch.int16 else wide
-
-    def _batches(self, task: Task, draw: Draw, tokens: Any) -> Sequence[Batch]:  # a tensor
-        batches = super()._batches(task, draw, tokens)
-        with self._store.device.gathering():
-            return [self._moved(batch) for batch in batches]
-
-    def _moved(self, batch: Batch) -> Batch:
-        device = self._store.device.torch_device
-        return {
-            name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
-            for name, value in batch.items()
-        }
+        rows = torch.index_select(windows, 0, index)
+        # torch has few kernels for uint16, but one to widen it
+        return (rows.view(torch.uint16) if layout.dtype == np.uint16 else rows).to(self._torch_dtype)
 
 
 def _no_arena() -> Any:

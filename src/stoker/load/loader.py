@@ -87,15 +87,16 @@ class Loader:
         self._loops = loop = self._loops + 1
         some, ends = False, 0
         while True:
-            while self._given < len(self._group.batches):
-                batch = self._group.batches[self._given]
+            group = self._group
+            for batch in group.batches[self._given :]:
                 self._given += 1
-                self._delivered += 1
                 some = True
                 if is_recording():
                     emit_tokens(batch)
                 yield batch
-                self._check_loop(loop)
+                if self._group is not group or self._loops != loop:  # it went elsewhere meanwhile
+                    self._check_loop(loop)
+                    break
             self._next_group()
             if not self._group.batches:  # an epoch ended: this one, unless it was handed out before
                 ends += 1
@@ -169,8 +170,8 @@ class Loader:
         """What was read, skipped and chosen so far."""
         damage = [dataset.reader.damage for dataset in self._datasets]
         return LoaderReport(
-            batches=self._delivered,
-            chunks_read=self._engine.store.cache.loads,
+            batches=self._delivered + self._given,
+            samples_read=self._engine.store.cache.samples_read,
             skipped_samples=self._skipped,
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
@@ -252,10 +253,14 @@ class Loader:
             self._stop()  # what makes the batches has ended: the next loop tries again from here
             raise
         self._engine.accept(group.batches, group.ready)
-        batches = list(group.batches)
         self._skipped += group.skipped
         self._begin = self._cursor()
-        self._group, self._given = replace(group, batches=batches), 0
+        self._hold(replace(group, batches=list(group.batches)))
+
+    def _hold(self, group: Group) -> None:
+        """Batches to hand out from now on."""
+        self._delivered += self._given
+        self._group, self._given = group, 0
 
     def _check_loop(self, loop: int) -> None:
         """A loader has one position: of two loops at once, each would miss what the other got."""
@@ -314,7 +319,7 @@ class Loader:
 
     def _stop(self) -> None:
         self._begin = self._cursor()
-        self._group, self._given = _NO_GROUP, 0
+        self._hold(_NO_GROUP)
         if self._pipeline:
             _close_here(self._pipeline, self._pid)
             self._pipeline = None

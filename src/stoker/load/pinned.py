@@ -32,6 +32,7 @@ class _Mapped:
     """A file in memory, and which of its extents the driver knows."""
 
     data: Bytes
+    address: int
     known: set[int] = field(default_factory=set)
 
 
@@ -57,16 +58,15 @@ class PageCache:
         file = self._files[inode]
         if not all(self._is_known(file, extent) for extent in _extents(run)):
             return [run]
-        address = file.data.ctypes.data
         return [
-            replace(run, start=start, stop=stop, at=run.at + start - run.start, memory=address + start)
+            replace(run, start=start, stop=stop, at=run.at + start - run.start, memory=file.address + start)
             for start, stop in _cut(run)
         ]
 
     def close(self) -> None:
         for file in self._files.values():
             for extent in file.known:
-                self._pool.unpin(file.data.ctypes.data + extent * EXTENT_BYTES)
+                self._pool.unpin(file.address + extent * EXTENT_BYTES)
         self._files = {}
 
     def _is_known(self, file: _Mapped, extent: int) -> bool:
@@ -95,7 +95,8 @@ def spare_memory() -> int:
 
 
 def _map(file: int) -> _Mapped:
-    return _Mapped(data=np.frombuffer(mmap.mmap(file, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8))
+    data = np.frombuffer(mmap.mmap(file, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    return _Mapped(data=data, address=data.ctypes.data)
 
 
 def _extents(run: Run) -> range:

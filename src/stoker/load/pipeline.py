@@ -34,7 +34,11 @@ class Group:
 
 
 class Maker:
-    """Makes groups from a cursor on, epoch after epoch. Used by one thread at a time."""
+    """Makes groups from a cursor on, epoch after epoch. Used by one thread at a time.
+
+    Reading threads are told what comes next before this one gathers. A device does what it is asked
+    `in_turn`: what comes next is asked of it behind what this group needs.
+    """
 
     def __init__(
         self,
@@ -44,11 +48,12 @@ class Maker:
         *,
         group: int,
         alone: bool = False,
+        in_turn: bool = False,
         finish: Callable[[Batch], Batch] | None = None,
         made: Callable[[], Any] = lambda: None,
     ) -> None:
         self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
-        self._alone, self._mark_made = alone, made
+        self._alone, self._in_turn, self._mark_made = alone, in_turn, made
         self._group = group
         self._made = 0
         self.ahead = 1  # tasks whose chunks are being read ahead
@@ -100,12 +105,15 @@ class Maker:
         cache = self._cache(len(keys))
         begin = time.monotonic()
         needed = dict.fromkeys(itertools.chain(keys, *(more.draw.keys for more in soon)))
-        cache.prefetch(needed, keep=needed)
+        if not self._in_turn:
+            cache.prefetch(needed, keep=needed)
         held = cache.hold(keys)
         read = time.monotonic()
         self.reading_s += read - begin
         skipped = self._assembler.skipped
         batches = self._assembler.assemble(task, held)
+        if self._in_turn:
+            cache.prefetch(needed, keep=needed)
         if self._finish:
             batches = tuple(map(self._finish, batches))
         spans.emit("load.read", start=begin, end=read)

@@ -16,7 +16,7 @@ class LoaderReport:
     """What a loader did and chose so far."""
 
     batches: int
-    chunks_read: int  # by this process; one that was still held is not read again
+    samples_read: int  # by this process, in whole chunks; one that was still held is not read again
     skipped_samples: int
     damaged_blocks: int
     damage: tuple[str, ...]

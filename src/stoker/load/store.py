@@ -33,7 +33,7 @@ class Store:
     def for_keys(self, count: int) -> ChunkCache:
         if count > self.cache.slots:
             self.cache.drain()
-            self.cache = self._sized(count + SPARE, loads=self.cache.loads)
+            self.cache = self._sized(count + SPARE, samples_read=self.cache.samples_read)
         return self.cache
 
     def read_with(self, readers: int) -> None:
@@ -63,7 +63,7 @@ class Store:
             return max(layout.chunk_bytes(1) for layout in self._parts.layouts if isinstance(layout, Windows))
         return max(slot_bytes(self._parts.layouts, self._parts.chunks))
 
-    def _sized(self, slots: int, *, loads: int = 0) -> ChunkCache:
+    def _sized(self, slots: int, *, samples_read: int = 0) -> ChunkCache:
         arena = self.arena = Arena(slots, self._slot_bytes) if self._fixed else None
 
         def load(key: Key, slot: int) -> Chunk:
@@ -74,7 +74,7 @@ class Store:
         def begin(key: Key, slot: int) -> Any:
             return (arena and self._submit(key, slot, arena.slot(slot))) or by_threads(key, slot)
 
-        return ChunkCache(begin, slots=slots, loads=loads)
+        return ChunkCache(begin, slots=slots, samples_read=samples_read)
 
     def _submit(self, key: Key, slot: int, room: Bytes) -> Submitted | None:
         """Let the threads in C read a chunk, if there are any and they can."""

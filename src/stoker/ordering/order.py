@@ -171,10 +171,12 @@ class Order:
         """What lies at these positions of an epoch."""
         if self.shuffle == "off":
             return self._in_disk_order(np.arange(rows.start, rows.stop, rows.step))
-        sample, chunk, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), Numbers()
-        for mine, lane, turns in lanes_of(rows, self.lanes):
-            walked = self.walk(lane, turns, epoch=epoch)
-            numbers.collect(walked, sample=sample[mine], chunk=chunk[mine])
+        shares, numbers = list(lanes_of(rows, self.lanes)), Numbers()
+        # lane by lane first, then all at once to where they belong
+        samples, chunks = np.empty((2, len(shares), -(-len(rows) // max(1, len(shares)))), np.int64)
+        for sample, chunk, (_, lane, turns) in zip(samples, chunks, shares, strict=True):
+            numbers.collect(self.walk(lane, turns, epoch=epoch), sample=sample, chunk=chunk)
+        sample, chunk = (lanes.T.reshape(-1)[: len(rows)] for lanes in (samples, chunks))
         return Draw(sample=sample, chunk=chunk, keys=numbers.keys)
 
     def walk(self, lane: int, turns: range, *, epoch: int) -> Iterator[tuple[Window, slice]]:

@@ -64,21 +64,23 @@ class Pending(Protocol):
 
 class ChunkCache:
     """Holds up to `slots` chunks; the least recently used makes room. Used by one thread. `begin` starts
-    loading a chunk into a slot; `loads` counts on where a smaller cache left off."""
+    loading a chunk into a slot; `samples_read` counts on where a smaller cache left off."""
 
-    def __init__(self, begin: Callable[[Key, int], Chunk | Pending], *, slots: int, loads: int = 0) -> None:
+    def __init__(
+        self, begin: Callable[[Key, int], Chunk | Pending], *, slots: int, samples_read: int = 0
+    ) -> None:
         self._begin = begin
         self._free = list(range(slots - 1, -1, -1))
         self._held: OrderedDict[Key, Chunk | _Loading] = OrderedDict()
         self.slots = slots
-        self.loads = loads
+        self.samples_read = samples_read
 
     def prefetch(self, keys: Iterable[Key], *, keep: Container[Key]) -> None:
         """Start loading what is missing, in this order, as far as there is room beside the chunks to keep."""
         for key in (key for key in keys if key not in self._held):
             if (slot := self._room(keep)) is None:
                 return
-            self.loads += 1
+            self.samples_read += key[2] - key[1]
             self._held[key] = self._started(key, slot)
 
     def hold(self, keys: Sequence[Key]) -> list[Chunk]:

@@ -311,7 +311,8 @@ def summary() -> str:
         ("feed, H200", f"a GPT step waits {waits['stoker']:.2%} of the time for data; the tutorial pipeline "
          f"{waits['tutorial']:.0%}"),
         ("disk to GPU, H200", f"{paths['disk']['share']:.2f} of bare O_DIRECT reads; page cache to GPU "
-         f"{max(paths['page_cache_share_of_pinned'].values()):.2f} of pinned copies"),
+         f"{paths['page_cache_share_of_pinned']['pread']:.2f} of pinned copies, "
+         f"{paths['page_cache_share_of_pinned']['mmap']:.2f} with `reader=\"mmap\"`"),
         ("checkpoint, H200", f"stalls {stalls[0]:.0f} ms for {size:.0f} GB; dcp.async_save "
          f"{stalls[1]:.0f} ms"),
         ("watch, H200", f"{seen['right']} of {seen['of']} injected faults named, nothing else beside them"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.load.gather import gather, rows_of
+from stoker.load.gather import Gathering, rows_of
 
 KINDS = [
     ("uint16", "int64"),
@@ -31,19 +31,22 @@ def test_rows_are_those_numpy_would_give(kinds: tuple[str, str], seed: int, leng
     tokens = rng.integers(0, 2**15, 400).astype(kinds[0])
     places = rng.integers(0, len(tokens) - length + 1, rows)
     into = np.empty((rows, length), kinds[1])
-    gather(tokens, places, into=into)
+    gathering = Gathering(tokens, places, into.dtype)
+    gathering.put(into)
     assert np.array_equal(into, rows_of(tokens, length)[places].astype(kinds[1]))
+    gathering.put(some := np.zeros_like(into[rows // 2 :]), first=rows // 2)
+    assert np.array_equal(some, into[rows // 2 :])
 
 
 @pytest.mark.parametrize("place", [-1, 7])
 @pytest.mark.parametrize(("narrow", "wide"), KINDS)
 def test_a_row_outside_of_the_memory_is_refused(place: int, narrow: str, wide: str) -> None:
     with pytest.raises(IndexError):
-        gather(np.zeros(10, narrow), np.array([0, place]), into=np.empty((2, 4), wide))
+        Gathering(np.zeros(10, narrow), np.array([0, place]), np.dtype(wide)).put(np.empty((2, 4), wide))
 
 
 def test_the_largest_and_smallest_tokens_keep_their_value() -> None:
     tokens = np.array([0, 2**15, 2**16 - 1], np.uint16)
     into = np.empty((1, 3), np.int64)
-    gather(tokens, np.array([0]), into=into)
+    Gathering(tokens, np.array([0]), into.dtype).put(into)
     assert into.tolist() == [[0, 32768, 65535]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -18,6 +19,7 @@ from small_datasets import make_tars, make_tokens, write_dataset, write_files
 
 from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
 from stoker.formats import megatron
+from stoker.load import build
 from stoker.load.batch import Buffers
 from stoker.load.loader import Loader
 from stoker.reading.files import Folder
@@ -85,10 +87,24 @@ def test_input_ids_and_labels_share_memory(corpus):
         assert np.shares_memory(batch["input_ids"], batch["labels"])
 
 
-def test_kept_batches_keep_their_content(corpus):
-    with load(corpus) as loader:
+@pytest.mark.parametrize("workers", WORKERS)
+def test_kept_batches_keep_their_content(workers, corpus):
+    with load(corpus, workers=workers) as loader:
         kept = list(loader)
     assert first_tokens(kept) == epoch_of(corpus, workers="inline")
+
+
+def test_batches_that_are_gathered_when_asked_for_are_the_same(corpus, monkeypatch):
+    """A few at a time, in loops that are left and taken up again anywhere."""
+    whole = epoch_of(corpus, workers="thread")
+    monkeypatch.setattr(build, "_AT_ONCE_BYTES", 3 * 4 * 33 * 8)
+    found = []
+    with load(corpus, workers="inline") as loader:
+        for length in itertools.cycle([1, 5, 2, 9]):
+            found += (some := list(itertools.islice(loader, length)))
+            if len(some) < length:
+                break
+    assert first_tokens(found) == whole
 
 
 def test_labels_can_be_the_inputs_for_models_that_shift(corpus):
@@ -540,6 +556,13 @@ def test_a_forked_child_is_told_instead_of_hanging(corpus):
         assert _in_a_forked_child(lambda: list(loader)).startswith("UsageError: this loader was")
         assert _in_a_forked_child(loader.close) == "fine"
         assert len(list(loader)) == len(loader) - 1
+
+
+def test_a_child_forked_from_a_loop_without_threads_is_told(corpus):
+    with load(corpus, batch_size=1, workers="inline") as loader:
+        batches = iter(loader)
+        assert len([next(batches) for _ in range(20)]) == 20
+        assert _in_a_forked_child(lambda: list(loader)).startswith("UsageError: this loader was")
 
 
 def test_a_loader_made_before_a_fork_works_in_the_child(corpus):

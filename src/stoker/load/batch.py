@@ -1,11 +1,12 @@
-"""Batches from chunks: one vectorised gather into a reused buffer for a whole group of batches.
+"""Batches from chunks: one vectorised gather into a reused buffer for a group of batches, or for some of it.
 
-A group's buffer holds [rows, seq_len + 1] tokens; `input_ids` and `labels` are two views of it, one token
-apart. A buffer is used again only when nobody holds a view of it any more, so batches may be kept.
+A buffer holds [rows, seq_len + 1] tokens; `input_ids` and `labels` are two views of it, one token apart. It
+is used again only when nobody holds a view of it any more, so batches may be kept.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -13,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import BadShardError
-from stoker.load.gather import gather, rows_of
+from stoker.errors import BadShardError, UsageError
+from stoker.load.gather import Gathering, rows_of
 from stoker.mixing import Integers
 from stoker.ordering.order import Draw
 from stoker.ordering.plan import Task
@@ -100,6 +101,9 @@ class Rows(Sequence[Batch]):
 
     def __init__(self, columns: dict[str, Any], size: int) -> None:
         self.columns, self._size = columns, size
+        self._cut: list[
+            Batch
+        ] = []  # once a part of them was asked for: a loop may be left and taken up again
 
     def __len__(self) -> int:
         return -(-len(next(iter(self.columns.values()))) // self._size)
@@ -113,11 +117,45 @@ class Rows(Sequence[Batch]):
         return (dict(zip(names, values, strict=True)) for values in rows)
 
     def __getitem__(self, number: Any) -> Any:
+        self._cut = self._cut or list(self)
+        return self._cut[number]
+
+
+def check_process(pid: int) -> None:
+    """What was made in one process is of no use to a forked one."""
+    if os.getpid() != pid:
+        raise UsageError(
+            "this loader was started before the process was forked; its threads stayed with the parent",
+            hint="make the loader in the child, or start processes with spawn",
+        )
+
+
+class Later(Sequence[Batch]):
+    """Batches that are gathered some at a time, when they are asked for: they are used while the processor
+    still has them in its cache."""
+
+    def __init__(self, batches: int, make: Callable[[range], Rows], *, at_once: int, first: int = 0) -> None:
+        self._batches, self._make, self._at_once, self._first = batches, make, at_once, first
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        return self._batches - self._first
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(self._first, self._batches, self._at_once):
+            check_process(self._pid)  # a child does not have the chunks
+            yield from self._make(range(start, min(start + self._at_once, self._batches)))
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice) and number.stop is None and number.step is None and number.start >= 0:
+            first = self._first + number.start
+            return Later(self._batches, self._make, at_once=self._at_once, first=first)
         return list(self)[number]
 
 
 class WindowAssembler:
-    """Fixed windows of the token stream."""
+    """Fixed windows of the token stream. `at_once`: batches to gather when the first of them is asked for,
+    where the chunks stay as they are until the last is; all of a group if 0."""
 
     def __init__(
         self,
@@ -129,8 +167,10 @@ class WindowAssembler:
         labels: str = "next",
         documents: Sequence[Documents] | None = None,
         wrap: Callable[[Array], Any] = lambda array: array,
+        at_once: int = 0,
     ) -> None:
         self._layouts, self._arena, self._batch_size, self._wrap = layouts, arena, batch_size, wrap
+        self._at_once = at_once
         self._dtype, self._labels, self._documents = dtype, labels, documents
         self._buffers = Buffers()
         self.skipped = 0
@@ -140,7 +180,23 @@ class WindowAssembler:
         draw = task.draw
         if any(chunk.damaged for chunk in held):
             draw = draw.rows(self._whole_rows(draw, held))
+        if self._at_once and not self._documents and task.real is None and _is_of_one_dataset(draw):
+            return self._later(draw, held)
         return self._batches(task, draw, self._tokens(draw, held))
+
+    def _later(self, draw: Draw, held: Sequence[Chunk]) -> Later:
+        layout, size = self._layouts[draw.keys[0][0]], self._batch_size
+        arena = self._arena()
+        places = places_of(layout, draw, held, arena.slot_bytes)
+        gathering = Gathering(arena.tokens(layout.dtype), places, self._dtype)
+
+        def make(batches: range) -> Rows:
+            rows = min(batches.stop * size, len(draw)) - batches.start * size
+            tokens = self._buffers.take((rows, layout.seq_len + 1), self._dtype)
+            gathering.put(tokens, first=batches.start * size)
+            return Rows(self._columns(self._wrap(tokens)), size)
+
+        return Later(-(-len(draw) // size), make, at_once=self._at_once)
 
     def _tokens(self, draw: Draw, held: Sequence[Chunk]) -> Any:
         """The tokens of these rows, [rows, seq_len + 1]."""
@@ -150,15 +206,13 @@ class WindowAssembler:
             layout = self._layouts[which]
             places = places_of(layout, part, held, arena.slot_bytes)
             if isinstance(mine, slice):
-                gather(arena.tokens(layout.dtype), places, into=tokens)
+                Gathering(arena.tokens(layout.dtype), places, self._dtype).put(tokens)
             else:
                 tokens[mine] = rows_of(arena.tokens(layout.dtype), tokens.shape[1])[places]
         return self._wrap(tokens)
 
     def _batches(self, task: Task, draw: Draw, tokens: Any) -> Sequence[Batch]:  # an array, or a tensor
-        columns = {"input_ids": tokens[:, :-1]}
-        if self._labels:
-            columns["labels"] = tokens[:, 1:] if self._labels == "next" else tokens[:, :-1]
+        columns = self._columns(tokens)
         extras = self._document_extras(draw) if self._documents else {}
         columns.update((name, self._wrap(ids)) for name, ids in extras.items())
         if task.real is not None:
@@ -168,6 +222,12 @@ class WindowAssembler:
             return rows
         bounds = map(cu_seqlens, _split(extras["position_ids"], self._batch_size))
         return [{**batch, "cu_seqlens": self._wrap(each)} for batch, each in zip(rows, bounds, strict=True)]
+
+    def _columns(self, tokens: Any) -> dict[str, Any]:
+        columns = {"input_ids": tokens[:, :-1]}
+        if self._labels:
+            columns["labels"] = tokens[:, 1:] if self._labels == "next" else tokens[:, :-1]
+        return columns
 
     def _whole_rows(self, draw: Draw, held: Sequence[Chunk]) -> Integers:
         """Which row stands where: a damaged one gives its place to the next whole one, and is counted."""
@@ -206,6 +266,10 @@ def _split(values: Any, size: int) -> Sequence[Any]:
     sizes = [size] * (rows // size) + [rows % size] * (rows % size > 0)
     parts: Sequence[Any] = values.unsafe_split_with_sizes(sizes)  # what is unsafe are gradients
     return parts
+
+
+def _is_of_one_dataset(draw: Draw) -> bool:
+    return len({dataset for dataset, _, _ in draw.keys}) == 1
 
 
 def by_dataset(draw: Draw) -> Iterator[tuple[int, slice | Integers, Draw]]:

@@ -24,6 +24,9 @@ from stoker.reading.cufile import Opened, open_cufile
 from stoker.reading.layout import Documents, Windows
 from stoker.world import usable_cores
 
+# Gathered when it is asked for, by a loop without threads (in turns with whole groups: 1 MiB 0.94, 1.5 to
+# 3 MiB 1.03 to 1.08 of their speed).
+_AT_ONCE_BYTES = 2 << 20
 _DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
 
 
@@ -38,6 +41,7 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             labels=options.labels,
             documents=_beside(parts) if options.documents else None,
             wrap=_wrapper(options.output),
+            at_once=_at_once(parts) if options.workers == "inline" else 0,
         )
     if isinstance(layouts[0], Documents):
         return DocumentAssembler(
@@ -52,6 +56,10 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
     return SampleAssembler(
         layouts, batch_size=options.batch_size, transform=options.transform, collate=options.collate
     )
+
+
+def _at_once(parts: Parts) -> int:
+    return max(1, _AT_ONCE_BYTES // parts.batch_bytes)
 
 
 def _wrapper(output: str) -> Callable[[Any], Any]:

@@ -15,16 +15,27 @@ from stoker.native import native
 Array = npt.NDArray[Any]
 
 
-def gather(tokens: Array, places: Integers, *, into: Array) -> None:
-    """Row i of `into` becomes the tokens from places[i] on, in the type of `into`."""
-    way = _way(tokens.dtype, into.dtype) if into.flags.c_contiguous else None
-    if way is None:
-        into[:] = rows_of(tokens, into.shape[1])[places]
-        return
-    places = np.ascontiguousarray(places, np.int64)
-    native("load._gather").gather(
-        way, tokens.ctypes.data, len(tokens), places.ctypes.data, len(places), into.shape[1], into.ctypes.data
-    )
+class Gathering:
+    """The rows of tokens that begin at `places`, in a type to be gathered in. Keeps both alive."""
+
+    def __init__(self, tokens: Array, places: Integers, dtype: np.dtype[Any]) -> None:
+        self._tokens, self._places = tokens, np.ascontiguousarray(places, np.int64)
+        self._way = _way(tokens.dtype, dtype)
+        self._tokens_at, self._places_at = tokens.ctypes.data, self._places.ctypes.data
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, into: Array, *, first: int = 0) -> None:
+        """Fill `into`, [rows, tokens] without gaps, with the rows from `first` on."""
+        rows, length = into.shape
+        if self._way is None:
+            into[:] = rows_of(self._tokens, length)[self._places[first : first + rows]]
+            return
+        places = self._places_at + first * self._places.itemsize
+        native("load._gather").gather(
+            self._way, self._tokens_at, len(self._tokens), places, rows, length, into.ctypes.data
+        )
 
 
 def rows_of(tokens: Array, length: int) -> Array:

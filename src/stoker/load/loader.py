@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from stoker.errors import UsageError, check_options
-from stoker.load.batch import Batch
+from stoker.load.batch import Batch, check_process
 from stoker.load.build import Engine, make_engine
 from stoker.load.needs import files_in_order
 from stoker.load.options import OF_DATALOADERS, LoaderOptions
@@ -246,7 +246,7 @@ class Loader:
         if self._pipeline is None:
             self._start()
         assert self._pipeline is not None
-        self._check_process()
+        check_process(self._pid)
         try:
             group = self._pipeline.next()
         except Exception:
@@ -255,7 +255,7 @@ class Loader:
         self._engine.accept(group.batches, group.ready)
         self._skipped += group.skipped
         self._begin = self._cursor()
-        self._hold(replace(group, batches=list(group.batches)))
+        self._hold(group)
 
     def _hold(self, group: Group) -> None:
         """Batches to hand out from now on."""
@@ -268,13 +268,6 @@ class Loader:
             raise UsageError(
                 "another loop over this loader has begun, and took over its position",
                 hint="make a loader for each loop",
-            )
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError(
-                "this loader was started before the process was forked; its threads stayed with the parent",
-                hint="make the loader in the child, or start processes with spawn",
             )
 
     def _check_enough(self, ends: int) -> None:

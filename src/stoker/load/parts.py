@@ -19,7 +19,7 @@ from stoker.reading.layout import Documents, Layout, Windows
 # Rows gathered at once: smaller pays Python per group (2.8 ns of CPU a token at 2 MiB, 2.3 at 4, 2.2 at 6),
 # larger costs memory.
 _GROUP_BYTES = 4 << 20
-_INLINE_GROUP_BYTES = 12 << 20  # of these none wait to be taken
+_INLINE_GROUP_BYTES = 16 << 20  # gathered as they are asked for, so a group is only planned
 # Tokens as they lie on disk are copied past the caches, which a large group does not fill: 0.44 s of CPU a GB
 # with 4 MiB, 0.35 with 16 (reading past the page cache on two cores: 0.87 of the disk, and 0.92).
 _COPIED_GROUP_BYTES = 16 << 20

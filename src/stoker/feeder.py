@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stoker.load.batch import Batch
 from stoker.load.loader import Loader
 from stoker.load.report import LoaderReport
+from stoker.load.rows import Batch
 from stoker.reading.dataset import Source
 from stoker.reading.files import Files
 from stoker.storage import is_local

@@ -1,30 +1,25 @@
 """Batches from chunks: one vectorised gather into a reused buffer for a group of batches, or for some of it.
 
-A buffer holds [rows, seq_len + 1] tokens; `input_ids` and `labels` are two views of it, one token apart. It
-is used again only when nobody holds a view of it any more, so batches may be kept.
+A buffer holds [rows, seq_len + 1] tokens; `input_ids` and `labels` are two views of it, one token apart.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.errors import BadShardError, UsageError
+from stoker.errors import BadShardError
 from stoker.load.gather import Gathering, rows_of
+from stoker.load.rows import Array, Batch, Buffers, Later, Rows, split
 from stoker.mixing import Integers
 from stoker.ordering.order import Draw
 from stoker.ordering.plan import Task
 from stoker.reading.chunks import Chunk
 from stoker.reading.engines import PAGE, Bytes, page_aligned
 from stoker.reading.layout import Documents, Windows
-
-Array = npt.NDArray[Any]
-Batch = dict[str, Any]  # name → array; or what a user's transform and collate make
 
 IGNORED = -100  # the label that losses leave out, in torch and everywhere since
 
@@ -41,39 +36,6 @@ class Assembler(Protocol):
 
 def ignore(status: str) -> None:
     """Nobody asked."""
-
-
-_SPARED = 64  # takes in a row that left a buffer over, before it is given back
-
-
-class Buffers:
-    """Arrays that are handed out again when nobody holds them any more."""
-
-    def __init__(self) -> None:
-        self._arrays: list[Array] = []
-        self._spared = 0  # takes in a row that one buffer less would have done for
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        free = self._free()
-        self._spared = self._spared + 1 if len(free) > 1 else 0
-        if self._spared > _SPARED:
-            del self._arrays[free.pop()]
-            self._spared = 0
-        if free:
-            array = self._arrays[free[0]]
-            if array.dtype == dtype and array.shape[1:] == shape[1:] and len(array) >= shape[0]:
-                return array[: shape[0]]
-            del self._arrays[free[0]]  # of another group size: it is not coming back
-        array = np.empty(shape, dtype)
-        self._arrays.append(array)
-        return array
-
-    def _free(self) -> list[int]:
-        # two references: the list's, and that of the call itself. Every view of an array counts.
-        return [n for n in range(len(self._arrays)) if sys.getrefcount(self._arrays[n]) == 2]
 
 
 class Arena:
@@ -93,64 +55,6 @@ class Arena:
 
     def tokens(self, dtype: np.dtype[Any]) -> Array:
         return self._memory.view(dtype)
-
-
-class Rows(Sequence[Batch]):
-    """Columns of rows as batches, cut apart when one is asked for: by the thread that trains, while the next
-    group is being gathered."""
-
-    def __init__(self, columns: dict[str, Any], size: int) -> None:
-        self.columns, self._size = columns, size
-        self._cut: list[
-            Batch
-        ] = []  # once a part of them was asked for: a loop may be left and taken up again
-
-    def __len__(self) -> int:
-        return -(-len(next(iter(self.columns.values()))) // self._size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        names = tuple(self.columns)
-        rows = zip(*(_split(column, self._size) for column in self.columns.values()), strict=True)
-        if len(names) == 2:  # the usual ids and labels: a third of the time of the line below
-            one, other = names
-            return ({one: first, other: second} for first, second in rows)
-        return (dict(zip(names, values, strict=True)) for values in rows)
-
-    def __getitem__(self, number: Any) -> Any:
-        self._cut = self._cut or list(self)
-        return self._cut[number]
-
-
-def check_process(pid: int) -> None:
-    """What was made in one process is of no use to a forked one."""
-    if os.getpid() != pid:
-        raise UsageError(
-            "this loader was started before the process was forked; its threads stayed with the parent",
-            hint="make the loader in the child, or start processes with spawn",
-        )
-
-
-class Later(Sequence[Batch]):
-    """Batches that are gathered some at a time, when they are asked for: they are used while the processor
-    still has them in its cache."""
-
-    def __init__(self, batches: int, make: Callable[[range], Rows], *, at_once: int, first: int = 0) -> None:
-        self._batches, self._make, self._at_once, self._first = batches, make, at_once, first
-        self._pid = os.getpid()
-
-    def __len__(self) -> int:
-        return self._batches - self._first
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(self._first, self._batches, self._at_once):
-            check_process(self._pid)  # a child does not have the chunks
-            yield from self._make(range(start, min(start + self._at_once, self._batches)))
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice) and number.stop is None and number.step is None and number.start >= 0:
-            first = self._first + number.start
-            return Later(self._batches, self._make, at_once=self._at_once, first=first)
-        return list(self)[number]
 
 
 class WindowAssembler:
@@ -220,7 +124,7 @@ class WindowAssembler:
         rows = Rows(columns, self._batch_size)
         if not extras:
             return rows
-        bounds = map(cu_seqlens, _split(extras["position_ids"], self._batch_size))
+        bounds = map(cu_seqlens, split(extras["position_ids"], self._batch_size))
         return [{**batch, "cu_seqlens": self._wrap(each)} for batch, each in zip(rows, bounds, strict=True)]
 
     def _columns(self, tokens: Any) -> dict[str, Any]:
@@ -254,18 +158,6 @@ class WindowAssembler:
                 here = shards == shard
                 _mark_starts(starts_here, np.arange(len(draw))[mine][here], tokens[here], bounds)
         return documents_of(starts_here)
-
-
-def _split(values: Any, size: int) -> Sequence[Any]:
-    """An array or a tensor in stretches of rows. A tensor's own split takes a third of the time of slicing it
-    in Python, and a quarter less if told every size, which at tens of thousands of batches a second is what
-    counts."""
-    rows = len(values)
-    if isinstance(values, np.ndarray):
-        return [values[start : start + size] for start in range(0, rows, size)]
-    sizes = [size] * (rows // size) + [rows % size] * (rows % size > 0)
-    parts: Sequence[Any] = values.unsafe_split_with_sizes(sizes)  # what is unsafe are gradients
-    return parts
 
 
 def _is_of_one_dataset(draw: Draw) -> bool:

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stoker.load.batch import Assembler, Batch, WindowAssembler
+from stoker.load.batch import Assembler, WindowAssembler
 from stoker.load.documents import DocumentAssembler
 from stoker.load.options import LoaderOptions
 from stoker.load.parts import Parts, slot_bytes, token_dtype
 from stoker.load.pinned import PageCache, spare_memory
 from stoker.load.pipeline import Maker
 from stoker.load.pool import NativePool, open_pool
+from stoker.load.rows import Batch
 from stoker.load.samples import SampleAssembler
 from stoker.load.store import Store
 from stoker.reading.chunks import ChunkCache, ChunkLoader

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stoker.load.batch import Batch, WindowAssembler, by_dataset, places_of
+from stoker.load.batch import WindowAssembler, by_dataset, places_of
 from stoker.load.device import Device
 from stoker.load.pinned import PageCache
 from stoker.load.pool import NativePool, Submitted, runs_of
 from stoker.load.pump import Rings
+from stoker.load.rows import Batch
 from stoker.ordering.order import Draw, Key
 from stoker.ordering.plan import Task
 from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from stoker.errors import UsageError
-from stoker.load.batch import Batch, Rows
+from stoker.load.rows import Batch, Rows
 
 
 def as_tensors(batch: Batch) -> Batch:

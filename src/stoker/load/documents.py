@@ -7,17 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.load.batch import (
-    IGNORED,
-    Array,
-    Batch,
-    cu_seqlens,
-    documents_of,
-    ignore,
-    next_good,
-    ragged,
-    untouched,
-)
+from stoker.load.batch import IGNORED, cu_seqlens, documents_of, ignore, next_good, ragged, untouched
+from stoker.load.rows import Array, Batch
 from stoker.mixing import Integers
 from stoker.ordering.order import Draw
 from stoker.ordering.plan import Task

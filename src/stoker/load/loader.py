@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from stoker.errors import UsageError, check_options
-from stoker.load.batch import Batch, check_process
 from stoker.load.build import Engine, make_engine
 from stoker.load.needs import files_in_order
 from stoker.load.options import OF_DATALOADERS, LoaderOptions
 from stoker.load.parts import make_parts
 from stoker.load.pipeline import Background, Group, Inline, Readers
 from stoker.load.report import LoaderReport, emit_tokens
+from stoker.load.rows import Batch, check_process
 from stoker.load.tune import Limits, Setting, Tuner
 from stoker.load.workers import Processes, Recipe
 from stoker.ordering.order import Cut

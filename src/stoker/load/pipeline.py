@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker import spans
-from stoker.load.batch import Assembler, Batch
+from stoker.load.batch import Assembler
+from stoker.load.rows import Batch
 from stoker.load.tune import Seen, Tuner
 from stoker.ordering.plan import Cursor, Planner, Task
 from stoker.reading.chunks import ChunkCache

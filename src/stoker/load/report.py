@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from stoker import spans
-from stoker.load.batch import Batch
+from stoker.load.rows import Batch
 from stoker.load.tune import Choice
 
 

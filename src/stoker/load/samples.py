@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import UsageError
-from stoker.load.batch import Batch, ignore, next_good, untouched
+from stoker.load.batch import ignore, next_good, untouched
+from stoker.load.rows import Batch
 from stoker.ordering.plan import Task
 from stoker.reading.chunks import Chunk
 from stoker.reading.layout import TarSamples

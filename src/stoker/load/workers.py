@@ -23,10 +23,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from stoker.errors import StokerError, TaskError, UsageError
-from stoker.load.batch import Batch
 from stoker.load.options import LoaderOptions
 from stoker.load.pipeline import Group
 from stoker.load.ring import Ring, RingPlan, make_ring
+from stoker.load.rows import Batch
 from stoker.ordering.plan import Cursor
 from stoker.reading.dataset import Source
 from stoker.reading.files import Files

@@ -348,7 +348,7 @@ def stoker_environ_fixture() -> Callable[..., dict[str, str]]:
 def run_stoker(tmp_path: Path) -> Callable[..., Ran]:
     """Run `stoker ARGUMENTS` in a process of its own."""
 
-    def run(*arguments: object, env: dict[str, str] | None = None, timeout: float = 120, **popen: Any) -> Ran:
+    def run(*arguments: object, env: dict[str, str] | None = None, timeout: float = 300, **popen: Any) -> Ran:
         done = subprocess.run(
             [sys.executable, "-m", "stoker.cli", *map(str, arguments)],
             env=stoker_environ(**(env or {})),

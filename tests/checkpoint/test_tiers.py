@@ -76,18 +76,15 @@ def test_a_damaged_local_copy_gives_way_to_the_remote_one(open_checkpointer, sta
 
 def test_what_is_not_yet_in_the_remote_tier_is_kept(open_checkpointer, state, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("a file where the folder should be")
-    checkpointer = open_checkpointer(remote=str(tmp_path / "far"), keep=1, timeout_s=0.1)
-    for step in (1, 2, 3):
-        try:
+    # warned of, not raised: a save that raises what befell the drain before is not made
+    options = {"keep": 1, "timeout_s": 0.1, "on_failure": "warn"}
+    checkpointer = open_checkpointer(remote=str(tmp_path / "far"), **options)
+    with pytest.warns(RuntimeWarning, match="far"):  # noqa: PT031 - whichever call comes after a failed drain
+        for step in (1, 2, 3):
             checkpointer.save(step, state=state)
             checkpointer.wait()
-        except CheckpointError as error:
-            assert "far" in error.message  # noqa: PT017 - whichever call comes first after the drain failed
-    assert len(Tiers(root=tmp_path / "run").names()) == 3
-    try:
         checkpointer.close()
-    except CheckpointError as error:
-        assert "far" in error.message  # noqa: PT017
+    assert len(Tiers(root=tmp_path / "run").names()) == 3
 
 
 def test_a_drain_yields_while_the_loader_is_busy(open_checkpointer, state, tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def test_nvml_readings_are_those_of_the_recording(
     replayed: Any, run_stoker: Callable[..., Any], tmp_path: Path
 ) -> None:
     rows, environ = replayed
-    done = run_stoker("watch", "--out", "run", "--hz", 20, "--", "sleep", "0.5", env=environ)
+    some = "until [ $(cat run/gpu-*.rows 2>/dev/null | wc -c) -gt 600 ]; do sleep 0.05; done"
+    done = run_stoker("watch", "--out", "run", "--hz", 20, "--", "sh", "-c", some, env=environ)
     assert done.rc == 0, done.stderr
     (card,) = runs.read(tmp_path / "run").gpus
     assert (card.name, card.power_limit_w, card.memory_bytes) == ("Fake H200", 700.0, 150754820096)

@@ -89,7 +89,7 @@ class Bench:
             env=self.environment(environment),
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=150,
         )
 
     @contextmanager
@@ -149,7 +149,7 @@ def make_bench(folder: Path, *, corpus: Path, tokenizer: Path) -> Bench:
     return bench
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 90.0) -> None:
     """Return once the condition holds; fail the test if it does not within the time."""
     deadline = time.monotonic() + seconds
     while not condition():

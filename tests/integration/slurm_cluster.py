@@ -71,7 +71,7 @@ class SlurmCluster:
     def ask(self, *command: str) -> str:
         """What a Slurm command says."""
         return subprocess.run(
-            command, env=self.environment, check=True, capture_output=True, text=True, timeout=20
+            command, env=self.environment, check=True, capture_output=True, text=True, timeout=60
         ).stdout
 
     def jobs(self, stage: str) -> dict[str, int]:
@@ -81,6 +81,15 @@ class SlurmCluster:
 
     def is_idle(self) -> bool:
         return not self.ask("squeue", "--noheader")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Jobs are queued while the block runs, and begin after it."""
+        self.ask("scontrol", "update", "PartitionName=all", "State=DOWN")
+        try:
+            yield
+        finally:
+            self.ask("scontrol", "update", "PartitionName=all", "State=UP")
 
 
 @contextmanager

@@ -92,6 +92,11 @@ def workers(driver: int) -> Iterator[int]:
             continue
 
 
+def ignores_ctrl_c(pid: int) -> bool:
+    ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(ignored and int(ignored[1], 16) & 1 << signal.SIGINT - 1)
+
+
 def wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -133,7 +138,8 @@ def test_a_killed_driver_is_made_good_by_the_same_command(
         process.kill()
         process.communicate()
     wait_until(lambda: not session(process.pid))  # its workers end with the task they are at
-    done = markers(out)
+    # with its manifest a dataset is whole, and what its run had no time to clean up counts for nothing
+    done = {} if (out / "manifest.json").exists() else markers(out)
     _, errors = finish(command(out))
     verbs = {"map": "tokenise", "match": "compare", "write": "write"}
     told = {
@@ -188,7 +194,8 @@ def test_an_interrupted_run_says_how_to_go_on(
 ) -> None:
     out = tmp_path / "out"
     with command(out) as process:
-        wait_until(lambda: markers(out))
+        # one worker may be done with its first task before the other has begun
+        wait_until(lambda: markers(out) and all(map(ignores_ctrl_c, workers(process.pid))))
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
         _, errors = process.communicate(timeout=60)
     wait_until(lambda: not session(process.pid))

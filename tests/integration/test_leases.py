@@ -99,6 +99,7 @@ from stoker.leases.lease import Claim
 here, chance = Path(sys.argv[1]), random.Random(os.getpid())
 log = os.open(here / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 claim = Claim(here / "x.lease", ttl_s=0.1)
+print("ready", flush=True)
 while not (here / "over").exists():
     lease = claim.try_take()
     if lease is None:
@@ -121,9 +122,15 @@ def test_no_owner_has_two_successors_however_they_sleep(
     command = [sys.executable, "-c", SLEEPERS, str(tmp_path)]
     with ExitStack() as stack:
         crowd = [
-            stack.enter_context(subprocess.Popen(command, env=stoker_environ())) for _ in range(PROCESSES)
+            stack.enter_context(
+                subprocess.Popen(command, env=stoker_environ(), stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(PROCESSES)
         ]
         stack.callback(lambda: [process.kill() for process in crowd])
+        for process in crowd:  # who is stopped before it has begun holds nothing
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
         for _ in range(20):
             sleepers = random.sample(crowd, PROCESSES // 2)
             for process in sleepers:
@@ -228,10 +235,9 @@ def test_a_foreign_proc_proves_nothing(tmp_path: Path, stoker_environ: Callable[
     path = tmp_path / "x.lease"
     look = "import sys; from pathlib import Path; from stoker.leases.lease import Claim;"
     look += "print(Claim(Path(sys.argv[1])).try_take())"
-    script = (
-        f'{sys.executable} -c "$HOLD" {path} 30 < /dev/zero & while [ ! -e {path} ]; do sleep 0.05; done;'
-    )
-    script += f"{sys.executable} -c '{look}' {path}"
+    said = tmp_path / "said"
+    script = f'{sys.executable} -c "$HOLD" {path} 30 < /dev/zero > {said} & '
+    script += f"while [ ! -s {said} ]; do sleep 0.05; done; {sys.executable} -c '{look}' {path}"
     environ = stoker_environ(
         HOLD=PROGRAM.replace("for line in sys.stdin", "while True: time.sleep(1)\nfor line in ()")
     )
@@ -240,9 +246,9 @@ def test_a_foreign_proc_proves_nothing(tmp_path: Path, stoker_environ: Callable[
         env=environ,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
-    assert done.stdout.split() == ["held", "None"], done.stderr
+    assert (said.read_text(), done.stdout) == ("held\n", "None\n"), done.stderr
 
 
 # --- folders that refuse ----------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def address(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         yield f"127.0.0.1:{port}"
     finally:
         head.terminate()
-        head.wait(timeout=20)
+        head.wait(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_no_task_running_and_the_same_command_goes_on(
     with bench.started_run("out", *options, environment=environment) as driver:
         wait_until(bench.started.exists, "the marked task runs")
         driver.send_signal(signal.SIGINT)
-        assert driver.wait(timeout=20) == 130, bench.said("out")
+        assert driver.wait(timeout=60) == 130, bench.said("out")
     worker = Path("/proc", bench.started.read_text())
     wait_until(lambda: not worker.exists(), "the worker of the cancelled task is gone")
 

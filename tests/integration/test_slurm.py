@@ -98,8 +98,9 @@ def test_a_detached_run_with_a_failing_task_says_so_in_the_merge_log_and_can_be_
     options = (*ON_SLURM, "--filter", "trouble:fail", "--detach", "--json")
     before = cluster.jobs("map")
     bench.flag.touch()
-    report = json.loads(bench.run("out", *options, environment=cluster.environment).stdout)
-    again = json.loads(bench.run("out", *options, environment=cluster.environment).stdout)
+    with cluster.held():
+        report = json.loads(bench.run("out", *options, environment=cluster.environment).stdout)
+        again = json.loads(bench.run("out", *options, environment=cluster.environment).stdout)
     assert again["jobs"]["merge"] == report["jobs"]["merge"], "it was submitted twice"
     wait_until(cluster.is_idle, "the chain has ended")
     log = bench.folder / "out" / report["log"].rpartition("/")[2]
@@ -124,7 +125,7 @@ def test_jobs_outlive_a_killed_driver_and_the_same_command_waits_for_them(
     with bench.started_run("out", *options, environment=cluster.environment) as second:
         wait_until(lambda: "waiting for job" in bench.said("out"), "the second driver has found the job")
         bench.flag.unlink()
-        assert second.wait(timeout=30) == 0, bench.said("out")
+        assert second.wait(timeout=90) == 0, bench.said("out")
     assert _new(cluster.jobs("map"), before["map"]) == [MAX_ARRAY_SIZE]
     assert len(_new(cluster.jobs("write"), before["write"])) == 1
     assert bench.dataset("out") == bench.made_here("--filter", "trouble:block")
@@ -139,7 +140,7 @@ def test_a_task_whose_element_slurm_ended_is_named_with_slurms_reason(
         wait_until(bench.started.exists, "the marked task runs")
         wait_until(lambda: bench.done("out") == FILES - 1, "the other tasks are done")
         cluster.ask("scancel", "--user", cluster.user)
-        assert driver.wait(timeout=30) == 1
+        assert driver.wait(timeout=90) == 1
     assert f"map task {MARKED_TASK}: array element" in bench.said("out")
     assert "ended CANCELLED" in bench.said("out")
 

@@ -208,9 +208,9 @@ def test_a_corpus_of_1e11_tokens_starts_in_milliseconds_and_holds_nothing():
     positions = range(order.samples // 2, order.samples // 2 + 1024)
     order.draw(positions[:8], epoch=0)
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     order.draw(positions, epoch=7)
-    seconds, (_, peak) = time.perf_counter() - begin, tracemalloc.get_traced_memory()
+    seconds, (_, peak) = time.process_time() - begin, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds < 0.1
     assert peak < 2 << 20

@@ -14,7 +14,7 @@ import stoker
 
 def main() -> None:
     folder, remote = sys.argv[1], sys.argv[2]
-    checkpointer = stoker.Checkpointer(folder, remote=remote, overlap=True, chunk_bytes=4096, timeout_s=30)
+    checkpointer = stoker.Checkpointer(folder, remote=remote, overlap=True, chunk_bytes=4096, timeout_s=120)
     for step in range(1, 4):
         checkpointer.save(step, state={f"w{at}": torch.full((9000,), float(step)) for at in range(9)})
 

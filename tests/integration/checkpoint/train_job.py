@@ -1,11 +1,12 @@
 """One rank of a training job under torchrun: DDP, dropout, AdamW, fed and checkpointed by stoker.
 
-train_job.py CORPUS FOLDER STEPS     prints the loss of every step
+train_job.py CORPUS FOLDER STEPS [STAND_AT]     prints the loss of every step; stands still after that one
 """
 
 from __future__ import annotations
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ import stoker
 
 def main() -> None:
     corpus, folder, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    stand_at = int(sys.argv[4]) if sys.argv[4:] else 0
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(
@@ -39,6 +41,8 @@ def main() -> None:
                 done += 1
                 if dist.get_rank() == 0:
                     print(f"step {done}, loss {loss.item()!r}", flush=True)
+                while done == stand_at:  # until somebody kills it
+                    time.sleep(1)
                 checkpointer.step(done, **objects)
                 if done == steps:
                     break

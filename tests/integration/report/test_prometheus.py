@@ -122,15 +122,19 @@ class Ask:
 
     def until(self, query: str) -> float:
         """The value of the first series a query gives, as soon as there is one."""
-        deadline = time.monotonic() + 30
+        return float(self._found(query)[0]["value"][1])
+
+    def labels(self, query: str) -> dict[str, str]:
+        (found,) = self._found(query)
+        return {name: value for name, value in found["metric"].items() if name != "__name__"}
+
+    def _found(self, query: str) -> list[dict[str, dict[str, str]]]:
+        """A busy machine is late for a scrape now and then, and the series is gone until the next."""
+        deadline = time.monotonic() + 60
         while not (found := self._query(query)):
             assert time.monotonic() < deadline, f"nothing for {query}"
             time.sleep(0.05)
-        return float(found[0]["value"][1])
-
-    def labels(self, query: str) -> dict[str, str]:
-        (found,) = self._query(query)
-        return {name: value for name, value in found["metric"].items() if name != "__name__"}
+        return found
 
     def _query(self, query: str) -> list[dict[str, dict[str, str]]]:
         try:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,25 @@ def watch(run_stoker: Callable[..., Any], tmp_path: Path) -> Callable[..., tuple
         quiet = {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable, **(env or {})}
         done = run_stoker("watch", "--out", "run", "--hz", 10, "--gpu", "none", "--", *command, env=quiet)
         return done, runs.read(tmp_path / "run")
+
+    return run
+
+
+@pytest.fixture
+def watch_pid(run_stoker: Callable[..., Any], tmp_path: Path) -> Callable[..., tuple[Any, Recording]]:
+    """Watch a running process until there is in the run what is waited for, then end it."""
+
+    def run(
+        process: subprocess.Popen[bytes], until: Callable[[], object], env: dict[str, str] | None = None
+    ) -> tuple[Any, Recording]:
+        options = ("--out", "run", "--hz", 10, "--gpu", "none", "--pid", process.pid)
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(run_stoker, "watch", *options, env=env)
+            try:
+                _until(lambda: until() or watching.done())
+            finally:
+                process.kill()
+        return watching.result(), runs.read(tmp_path / "run")
 
     return run
 
@@ -175,43 +195,49 @@ def test_a_signal_is_passed_on(
     assert (process.returncode, out) == (5, "got it\n")
 
 
-def test_a_running_process_is_observed_from_outside(run_stoker: Callable[..., Any], tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1.5"]) as process:
-        done = run_stoker("watch", "--out", "run", "--hz", 10, "--gpu", "none", "--pid", process.pid)
-        run = runs.read(tmp_path / "run")
+def test_a_running_process_is_observed_from_outside(
+    watch_pid: Callable[..., tuple[Any, Recording]], tmp_path: Path
+) -> None:
+    def sampled() -> bool:
+        hosts = runs.read(tmp_path / "run").hosts if list(tmp_path.glob("run/host-*.rows")) else ()
+        return any(len(host.samples.t) >= 3 for host in hosts)
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        done, run = watch_pid(process, until=sampled)
     assert done.rc == 0, done.stderr
     assert run.ended == "ended"
     assert any("from outside" in line for line in run.facts["missing"])
-    assert run.hosts[0].samples.columns["trainer_running"].max() == 0
+    # it sleeps; the samples after these may have met it as it was ended
+    assert run.hosts[0].samples.columns["trainer_running"][:3].tolist() == [0, 0, 0]
 
 
 def test_py_spy_names_the_line_a_running_process_stands_in(
-    run_stoker: Callable[..., Any], tmp_path: Path
+    watch_pid: Callable[..., tuple[Any, Recording]], tmp_path: Path
 ) -> None:
     script = tmp_path / "busy.py"
-    script.write_text("import time\n\ndef decode():\n    print(flush=True)\n    time.sleep(2)\n\ndecode()\n")
+    script.write_text("import time\n\ndef decode():\n    print(flush=True)\n    time.sleep(60)\n\ndecode()\n")
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        done = run_stoker("watch", "--out", "run", "--gpu", "none", "--pid", process.pid)
-    run = runs.read(tmp_path / "run")
+        done, run = watch_pid(process, until=lambda: _in_some(tmp_path, "events-*.jsonl", '"stack"'))
     assert done.rc == 0, done.stderr
     assert [str(line) for line in run.facts["missing"] if "stacks" in line] == []
     assert said(run.ranks[0], "stack")[0] == f"{script}:5 decode"
 
 
-def test_what_py_spy_may_not_read_is_said(run_stoker: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_py_spy_may_not_read_is_said(
+    watch_pid: Callable[..., tuple[Any, Recording]], tmp_path: Path
+) -> None:
     refused = tmp_path / "bin" / "py-spy"
     refused.parent.mkdir()
     refused.write_text(
         "#!/bin/sh\necho 'Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n"
     )
     refused.chmod(0o755)
-    with subprocess.Popen(["sleep", "1.5"]) as process:
+    with subprocess.Popen(["sleep", "60"]) as process:
         path = {"PATH": f"{refused.parent}:{os.environ['PATH']}"}
-        run_stoker("watch", "--out", "run", "--gpu", "none", "--pid", process.pid, env=path)
-    missing = runs.read(tmp_path / "run").facts["missing"]
-    assert any(line.startswith("no Python stacks: Permission Denied") for line in missing)
+        _, run = watch_pid(process, until=lambda: _in_some(tmp_path, "node-*.json", "stacks"), env=path)
+    assert any(line.startswith("no Python stacks: Permission Denied") for line in run.facts["missing"])
 
 
 def test_what_torch_compiles_finds_nothing_of_ours(watch: Callable[..., tuple[Any, Recording]]) -> None:
@@ -271,8 +297,13 @@ def test_a_run_can_be_read_while_it_lasts_and_when_its_watcher_was_killed(
     assert runs.read(tmp_path / "run").ended == "lost"
 
 
+def _in_some(folder: Path, files: str, text: str) -> bool:
+    """Whether a text stands in a file of the run."""
+    return any(text in path.read_text() for path in folder.glob(f"run/{files}"))
+
+
 def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -11,7 +11,7 @@ model = DistributedDataParallel(torch.nn.Linear(32, 32))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(5):
     if dist.get_rank() == 1:
-        time.sleep(0.08)
+        time.sleep(0.4)  # longer than its watcher ever looks away
     model(torch.randn(4, 32)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -229,11 +229,15 @@ def untouched(starts: Integers, stops: Integers, damaged: Sequence[tuple[int, in
     return good
 
 
+class AllDamagedError(BadShardError):
+    """A group has no sample that could stand in for its damaged ones."""
+
+
 def next_good(good: npt.NDArray[np.bool_]) -> Integers:
     """For each row, itself if it is good, or the next good one, going round."""
     whole = np.flatnonzero(good)
     if not len(whole):
-        raise BadShardError(
+        raise AllDamagedError(
             f"all {len(good)} samples of a group of batches are damaged",
             hint="stage or copy the shards again; `stoker prepare verify` lists what is damaged",
         )

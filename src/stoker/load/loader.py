@@ -68,14 +68,14 @@ class Loader:
         sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
         self._sources, self._files = sources, files
         self._datasets = [self._open(source, files) for source in sources]
-        self._weights = tuple(weights) or (1.0,) * len(sources)
+        self._weights = tuple(map(float, weights)) or (1.0,) * len(sources)
         world = self.options.world
         self._cut = self.options.cut or Cut.for_world(world.size, world.nodes, lanes=self.options.lanes)
         self._begin, self._resumed = Cursor(), False
         self._delivered = self._skipped = self._loops = 0
         self._finish = _finisher(self.options.output)
         self._pipeline: Pipeline | None = None
-        self._pid = os.getpid()
+        self._pid = 0  # of the process that it was first started in
         self._close_pipeline: weakref.finalize[Any, Any] | None = None
         self._group, self._given = _NO_GROUP, 0
         self._build()
@@ -159,6 +159,7 @@ class Loader:
             self._cut = Cut(**state["order"]["cut"])
             self._readers.shutdown()
             self._engine.close()
+            self._close_dropped.detach()
             self._build()
 
     @property
@@ -197,7 +198,7 @@ class Loader:
     def close(self) -> None:
         """End the threads and close the files; safe twice."""
         self._stop()
-        self._close_parts()
+        _close_parts(self._readers, self._datasets, self._engine.close)
 
     def __enter__(self) -> Loader:
         return self
@@ -230,7 +231,7 @@ class Loader:
         self._engine = make_engine(
             self._parts, options, threads=threads, most_readers=limits.readers, finish=self._finish
         )
-        self._close_parts = weakref.finalize(
+        self._close_dropped = weakref.finalize(
             self, _close_parts, self._readers, self._datasets, self._engine.close
         )
 
@@ -249,7 +250,7 @@ class Loader:
         check_process(self._pid)
         try:
             group = self._pipeline.next()
-        except Exception:
+        except BaseException:
             self._stop()  # what makes the batches has ended: the next loop tries again from here
             raise
         self._engine.accept(group.batches, group.ready)
@@ -273,7 +274,7 @@ class Loader:
     def _check_enough(self, ends: int) -> None:
         """How many batches packed rows make is seen only when a whole epoch, between two ends, has none."""
         if ends > 1 or self._parts.planner.batches(Cursor(epoch=self.epoch)) == 0:
-            samples = sum(layout.samples for layout in self._parts.layouts)
+            samples = self._samples_in_an_epoch()
             wanted = self.options.batch_size * self.options.world.size
             pad = ", or tail='pad'" if samples and self.options.packing != "best-fit" else ""
             raise UsageError(
@@ -281,8 +282,14 @@ class Loader:
                 hint=f"use more data, a smaller batch_size, a shorter seq_len{pad}",
             )
 
+    def _samples_in_an_epoch(self) -> int:
+        layouts = self._parts.layouts
+        here = layouts if len(self._datasets) > 1 else [layouts[self.epoch % len(layouts)]]
+        return sum(layout.samples for layout in here)
+
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self._pid = self._pid or os.getpid()
+        check_process(self._pid)  # a forked child has neither the threads nor the chunks
         if self.options.workers == "inline":
             self._pipeline = Inline(self._engine.maker, self._begin)
         elif self.options.workers == "process":

@@ -87,8 +87,10 @@ class LoaderOptions:
                 )
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not isinstance(value, Integral) or int(value) < least:
-                raise UsageError(f"{name}={value!r} cannot work", hint=f"use a whole number from {least:,}")
+            if not isinstance(value, Integral) or (least is not None and int(value) < least):
+                wanted = "a whole number" if least is None else f"a whole number from {least:,}"
+                raise UsageError(f"{name}={value!r} cannot work", hint=f"use {wanted}")
+            object.__setattr__(self, name, int(value))  # numpy's do not go into JSON
         try:
             np.dtype(self.dtype or np.int64)
         except TypeError as error:
@@ -99,7 +101,8 @@ class LoaderOptions:
             raise UsageError("best-fit packing cannot pad the tail", hint="use tail='drop'")
 
 
-_LEAST = {
+_LEAST: dict[str, int | None] = {
+    "seed": None,
     "batch_size": 1,
     "seq_len": 0,
     "processes": 1,

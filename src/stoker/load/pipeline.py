@@ -13,15 +13,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from stoker import spans
-from stoker.load.batch import Assembler
+from stoker.load.batch import AllDamagedError, Assembler
 from stoker.load.rows import Batch
 from stoker.load.tune import Seen, Tuner
 from stoker.ordering.plan import Cursor, Planner, Task
 from stoker.reading.chunks import ChunkCache
+
+_GROUPS_SEARCHED = 100  # for one that is not damaged, in the place of one that is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +117,11 @@ class Maker:
         read = time.monotonic()
         self.reading_s += read - begin
         skipped = self._assembler.skipped
-        batches = self._assembler.assemble(task, held)
+        try:
+            batches = self._assembler.assemble(task, held)
+        except AllDamagedError as error:
+            batches = self._made_of_later_ones(task, error)
+            self._assembler.skipped = skipped + len(task.draw)  # theirs are counted when their turn comes
         if self._in_turn:
             cache.prefetch(needed, keep=needed)
         if self._finish:
@@ -121,6 +130,21 @@ class Maker:
         spans.emit("load.assemble", start=read, end=time.monotonic())
         skipped = self._assembler.skipped - skipped
         return Group(batches=batches, after=task.after, skipped=skipped, ready=self._mark_made())
+
+    def _made_of_later_ones(self, task: Task, error: AllDamagedError) -> Sequence[Batch]:
+        """The batches of a task that is damaged from end to end: the next group that is not stands in."""
+        cursor = task.after[-1]
+        for _ in range(_GROUPS_SEARCHED):
+            later = next(self._planner.epoch(cursor, group=lambda: task.batches), None)
+            if later is None:
+                break
+            draw = later.draw.rows(np.resize(np.arange(len(later.draw)), len(task.draw)))
+            draw = draw.alone() if self._alone else draw
+            held = self._cache(len(draw.keys)).hold(draw.keys)
+            with suppress(AllDamagedError):
+                return self._assembler.assemble(replace(task, draw=draw), held)
+            cursor = later.after[-1]
+        raise error
 
 
 class Inline:

@@ -122,7 +122,7 @@ class Submitted:
     def exception(self) -> BaseException | None:
         try:
             self._job.finish()
-        except (EOFError, OSError, ValueError) as error:
+        except (EOFError, OSError, ValueError, RuntimeError) as error:  # the last: the pool was closed before
             return error
         self._verified()
         return None

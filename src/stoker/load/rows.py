@@ -20,7 +20,7 @@ from stoker.errors import UsageError
 Array = npt.NDArray[Any]
 Batch = dict[str, Any]  # name → array; or what a user's transform and collate make
 
-_SPARED = 64  # takes in a row that left a buffer over, before it is given back
+_SPARED = 64  # takes in a row that left buffers over, before those are given back
 
 
 class Buffers:
@@ -28,17 +28,18 @@ class Buffers:
 
     def __init__(self) -> None:
         self._arrays: list[Array] = []
-        self._spared = 0  # takes in a row that one buffer less would have done for
+        self._free_each_time: list[int] = []  # in takes in a row that one buffer less would have done for
 
     def __len__(self) -> int:
         return len(self._arrays)
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         free = self._free()
-        self._spared = self._spared + 1 if len(free) > 1 else 0
-        if self._spared > _SPARED:
-            del self._arrays[free.pop()]
-            self._spared = 0
+        self._free_each_time = [*self._free_each_time, len(free)] if len(free) > 1 else []
+        if len(self._free_each_time) > _SPARED:
+            for _ in range(min(self._free_each_time) - 1):
+                del self._arrays[free.pop()]
+            self._free_each_time = []
         if free:
             array = self._arrays[free[0]]
             if array.dtype == dtype and array.shape[1:] == shape[1:] and len(array) >= shape[0]:

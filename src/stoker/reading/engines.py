@@ -94,9 +94,9 @@ class Mapped:
 
     def read(self, handle: Bytes, offset: int, out: Bytes) -> None:
         part = handle[offset : offset + len(out)]
+        out[: len(part)] = part
         if len(part) < len(out):
             raise EOFError
-        out[:] = part
 
     def close(self, handle: Bytes) -> None:
         pass  # unmapped with its last view

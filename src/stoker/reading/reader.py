@@ -92,9 +92,10 @@ class ShardReader:
             for begin, end, is_verified in self.steps(name, start, start + len(out)):
                 part = out[begin - start : end - start]
                 if is_verified:
-                    self._read_bytes(name, handle, begin, part)
-                else:
-                    self._read_to_verify(name, handle, begin, part)
+                    if self._read_bytes(name, handle, begin, part):
+                        continue
+                    self.distrust(name, begin, end)  # what cannot be read any more is found bad below
+                self._read_to_verify(name, handle, begin, part)
         return self._bad_parts(name, start, len(out)) if name in self._bad else []
 
     def stretches(self, name: str, start: int, stop: int) -> list[tuple[int, int, bool]]:
@@ -189,17 +190,20 @@ class ShardReader:
                 self._bring_again(name, block, self._problem(name, block))
                 self._mark_bad(name, block)
 
-    def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> None:
+    def _read_bytes(self, name: str, handle: Any, start: int, out: Bytes) -> bool:
+        """Whether it was read; where it was not, the buffer holds what it held before."""
+        if handle is None:
+            return False
         try:
-            if handle is not None:
-                self._engine.read(handle, start, out)
-            return
+            self._engine.read(handle, start, out)
+            return True
         except EOFError:
             what = f"ends before byte {start + len(out):,}, its manifest says {self._sizes[name]:,}"
         except OSError as error:
             what = f"cannot be read at byte {start:,}: {error.strerror}"
         self._bring_again(name, start // self.block_bytes, f"{name} {what}")
         self._unreadable(name, what)
+        return False
 
     def _bring_again(self, name: str, block: int, problem: str) -> None:
         """Have a damaged file brought again, where that is possible, and the read begin anew. Once for each

@@ -75,6 +75,11 @@ def local_path(url: str | Path) -> Path:
     return Path.home() / text[2:] if text == "~" or text.startswith("~/") else Path(text)
 
 
+def absolute(url: str | Path) -> str | Path:
+    """The same place, also after the process has changed its folder."""
+    return local_path(url).absolute() if is_local(url) else url
+
+
 def is_local(url: str | Path) -> bool:
     return url_scheme(str(url)) in ("", "file")
 

@@ -47,7 +47,9 @@ def hole(path: Path, other: Path, chance: random.Random) -> None:
 
 def truncate(path: Path, other: Path, chance: random.Random) -> None:
     with path.open("r+b") as file:
-        file.truncate(chance.randrange(path.stat().st_size))
+        file.truncate(
+            chance.randrange(path.stat().st_size - 1)
+        )  # a manifest without its last newline is whole
 
 
 def lengthen(path: Path, other: Path, chance: random.Random) -> None:

@@ -41,7 +41,7 @@ from stoker.snapshot.plan import Plan
 from stoker.snapshot.state import Flat, Objects, flatten, random_state
 from stoker.snapshot.tensors import Saved
 from stoker.spans import emit
-from stoker.storage import is_local, local_path, open_store
+from stoker.storage import absolute, is_local, local_path, open_store
 
 # The share of a copy before writing begins. Small machine, 1.85 GiB: with none of it the stall is a third
 # longer, with all of it the time to durable a fifth.
@@ -59,8 +59,8 @@ class Checkpointer:
             raise UsageError(
                 f"{root} is no folder of this node", hint=f"give a folder, and the store as remote='{root}'"
             )
-        store = open_store(remote) if remote else None
-        self._tiers = Tiers(root=local_path(root), remote=store)
+        store = open_store(absolute(remote)) if remote else None
+        self._tiers = Tiers(root=local_path(root).absolute(), remote=store)
         self._board: Board | None = None
         self._saver: Saver | None = None
         self._rounds: Rounds | None = None
@@ -72,8 +72,7 @@ class Checkpointer:
         self._pid = 0  # of the process that saves
         self._allocating: threading.Thread | None = None
         self._failures: list[CheckpointError] = []
-        self._report = CheckpointReport()
-        self._interval = Interval(self.options.every)
+        self._report, self._interval = CheckpointReport(), Interval(self.options.every)
 
     # --- saving ---
 
@@ -99,6 +98,7 @@ class Checkpointer:
             self._surface()  # before the ranks meet: one that failed may not come any more
         flat, broken = _flattened(objects)
         changed = self._plan is None or not self._plan.fits(flat)
+        saver.collect_once()
         verdict = rounds.meet(changed=changed, busy=self.is_saving)
         if not verdict.go:
             self._report = replace(self._report, skipped=self._report.skipped + 1)
@@ -184,10 +184,11 @@ class Checkpointer:
         Plain values that were saved and are not among the objects come back in `extras`."""
         self._settle()
         self._finish_pending()
-        _, rounds = self._start()
+        saver, rounds = self._start()
         restored = restore_newest(self._tiers, rounds, objects, name=name, strict=strict)
         _warn_of_skipped(restored.skipped if self._world.rank == 0 else ())
         self._interval.restored(restored.step)
+        saver.note_newest(restored.name)
         return restored
 
     def load(self, *, name: str = "", keys: Sequence[str] = ("",)) -> dict[str, Any]:
@@ -238,13 +239,14 @@ class Checkpointer:
     def _prepare(self, objects: Objects) -> None:
         """Plan at the first step, and allocate while the loop goes on: touching and pinning gigabytes takes
         seconds, which the first save need not wait for."""
-        _, rounds = self._start()
+        saver, rounds = self._start()
         flat, _ = _flattened(objects)
         rounds.fresh = False
         plan = self._plan = agreed_plan(rounds, objects, flat)
         pinned = any(tensor.is_cuda for tensor in plan.tensors(flat))
 
         def allocate() -> None:
+            saver.collect_once()
             with suppress(StokerError, OSError):  # the save will meet it too, and say so
                 self._arena.ensure(self._room(plan), pinned=pinned)
 
@@ -287,8 +289,10 @@ class Checkpointer:
         saver.submit(save)
         try:
             self._snapshot.copy_behind() if self.options.overlap else self._snapshot.copy()
-        except Exception as error:
-            self._snapshot.abort(error)
+        except BaseException as error:
+            self._snapshot.abort(error)  # or what writes would wait for the rest for ever
+            if not isinstance(error, Exception):
+                raise
 
     def _settle(self) -> None:
         if self._snapshot is not None:
@@ -300,13 +304,15 @@ class Checkpointer:
         self._check_process()
         if self._saver is None or self._saver.pending is None:
             return
+        error = (
+            self._saver.pending.exception()
+        )  # who is interrupted here waits again, or it would be forgotten
         pending, self._saver.pending = self._saver.pending, None
-        try:
-            done = pending.result()
-        except BaseException as error:
+        if error is not None:
             self._failures.append(failed(NOT_SAVED, error))
             self._report = replace(self._report, failed=self._report.failed + 1)
             return
+        done = pending.result()
         self._report = replace(
             self._report,
             saves=self._report.saves + 1,

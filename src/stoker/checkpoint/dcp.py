@@ -95,7 +95,7 @@ class Writer(StorageWriter):
         saving = join(self._root, results[0][0].storage_data[1])
         in_order = [texts[rank] for rank in sorted(texts)]
         parts = [part_from_json(text) for text in in_order]
-        commit(self._root, saving, make_manifest(saving, parts, in_order), in_order)
+        commit(self._root, saving, make_manifest(saving, parts, in_order), in_order, rank=0)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

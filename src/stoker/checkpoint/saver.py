@@ -79,8 +79,22 @@ class Saver:
         self._thread: threading.Thread | None = None
         self.pending: Future[Finished] | None = None  # nobody has asked yet how it ended
         self.drain = Drain(tiers, board, options, busy=busy) if tiers.remote is not None else None
-        self._sequence, self._tidies, self._has_collected = 0, False, False
+        self._sequence, self._tidies, self._forgotten = 0, False, 0
+        self._collecting, self._has_collected = threading.Lock(), False
+        self._newest = 0  # sequence of
         self._pace = Pace(options.limits.write_bytes_per_s)
+
+    def collect_once(self) -> None:
+        """Delete what killed runs left on this node, before anybody here needs the room."""
+        with self._collecting:
+            if not self._has_collected and self._world.local_rank == 0:
+                with suppress(OSError):
+                    collect(self._tiers.root)
+            self._has_collected = True
+
+    def note_newest(self, name: str) -> None:
+        """The newest checkpoint that is known: those to come are newer."""
+        self._newest = max(self._newest, sequence_of(name) or 0)
 
     def submit(self, save: Save) -> None:
         future: Future[Finished] = Future()
@@ -114,9 +128,10 @@ class Saver:
             done = self._run(save)
         except BaseException as error:
             future.set_exception(error)
-            return
-        future.set_result(done)
-        self._tidy(save.number)
+        else:
+            future.set_result(done)
+            self._retain()
+        self._forget_notes(save.number - 1)
 
     def _run(self, save: Save) -> Finished:
         saving, leads_here = self._begin(save)
@@ -145,42 +160,34 @@ class Saver:
         key = f"begin/{save.number}"
         try:
             if self._world.rank == 0:
-                saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence())
+                saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence(save.step))
                 self._board.post(key, b"+" + saving.to_json())
                 return saving, False
             note = checked(self._board.read(key, timeout_s=self._options.timeout_s))
             saving = join(self._tiers.root, note)
-            leads_here = self._world.local_rank == 0 and sign_unsigned(self._tiers.root, saving)
-            if leads_here:
-                self._collect_once()
-            return saving, leads_here
+            return saving, self._world.local_rank == 0 and sign_unsigned(self._tiers.root, saving)
         except BaseException as error:
             save.snapshot.abort(error)
             self.give_up(save.number, error)
             raise
 
-    def _next_sequence(self) -> int:
+    def _next_sequence(self, step: int) -> int:
         if not self._sequence:
             with named_errors("write", self._tiers.root):
                 self._tiers.root.mkdir(parents=True, exist_ok=True)
                 sync_folder(self._tiers.root.absolute().parent)
-            self._collect_once()
-            self._sequence = 1 + max((sequence_of(name) or 0 for name in self._known()), default=0)
-        else:
-            self._sequence += 1
+            self._sequence = max(self._newest, self._newest_known(step))
+        self._sequence += 1
         return self._sequence
 
-    def _collect_once(self) -> None:
-        """Delete what killed runs left on this node, before the first save needs the room."""
-        if not self._has_collected:
-            collect(self._tiers.root)
-            self._has_collected = True
-
-    def _known(self) -> list[str]:
+    def _newest_known(self, step: int) -> int:
+        """The sequence of the newest checkpoint. A remote tier that is away may hold more than lies here, but
+        hardly more than there were steps."""
         try:
-            return self._tiers.names()
-        except StokerError:  # the remote tier is away: it will be asked again when something is drained
-            return local_names(self._tiers.root)
+            names, at_least = self._tiers.names(), 0
+        except StokerError:
+            names, at_least = local_names(self._tiers.root), step
+        return max([at_least, *(sequence_of(name) or 0 for name in names)])
 
     def _write(self, save: Save, saving: Saving) -> Part:
         try:
@@ -219,7 +226,8 @@ class Saver:
                 note = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
                 if leads_here:
                     manifest = parse_manifest(note, name=saving.name)
-                    commit(self._tiers.root, saving, manifest, self._texts(save.number))
+                    texts = self._texts(save.number)
+                    commit(self._tiers.root, saving, manifest, texts, rank=self._world.rank)
         except BaseException:
             discard(self._tiers.root, saving, rank=self._world.rank)
             raise
@@ -235,7 +243,7 @@ class Saver:
             parts = [mine, *map(part_from_json, texts[1:])]
             manifest = make_manifest(saving, parts, texts)
             with span("checkpoint commit", step=save.step):
-                commit(self._tiers.root, saving, manifest, texts)
+                commit(self._tiers.root, saving, manifest, texts, rank=self._world.rank)
         except BaseException as error:
             self._board.post(key, error_note(error))
             raise
@@ -257,10 +265,15 @@ class Saver:
             raise CheckpointError(f"rank {rank} brought no part{others}: {first.message}", hint=first.hint)
         return texts
 
-    def _tidy(self, number: int) -> None:
-        """What nobody reads any more: notes of the save before, checkpoints that newer ones stand in for."""
+    def _forget_notes(self, stop: int) -> None:
+        """Nobody reads the notes of saves before this one any more, also of those that were skipped."""
         if self._world.rank == 0:
-            self._board.forget(_notes_of(number - 2, self._world.size))
+            for number in range(self._forgotten, stop):
+                self._board.forget(_notes_of(number, self._world.size))
+            self._forgotten = max(self._forgotten, stop)
+
+    def _retain(self) -> None:
+        """Delete checkpoints that newer ones stand in for."""
         if self._tidies and not self.drain:
             with suppress(StokerError):  # what cannot go now goes after the next save
                 retain(self._tiers, keep=self._options.keep)

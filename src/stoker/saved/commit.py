@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import __version__
-from stoker.errors import CheckpointError
+from stoker.errors import CheckpointError, StokerError
 from stoker.saved.layout import (
     MANIFEST,
     SAVING,
@@ -62,7 +62,11 @@ def begin(root: Path, *, step: int, sequence: int) -> Saving:
     saving = Saving(name=checkpoint_name(sequence=sequence, step=step, save=save), step=step, save=save)
     with named_errors("write", root):
         saving.folder(root).mkdir(parents=True)
-    _sign(saving.folder(root))
+    try:
+        _sign(saving.folder(root))
+    except StokerError:  # a full disk: nothing of it stays
+        shutil.rmtree(saving.folder(root), ignore_errors=True)
+        raise
     return saving
 
 
@@ -86,6 +90,8 @@ def sign_unsigned(root: Path, saving: Saving) -> bool:
 
 def put_part(root: Path, saving: Saving, part: Part) -> bytes:
     """Write a part's description beside it."""
+    if not saving.folder(root).is_dir():
+        raise _removed(saving.folder(root))
     text = part.to_json()
     with new_file(saving.folder(root) / part_name(part.rank, "json")) as file:
         file.write(text)
@@ -106,13 +112,15 @@ def make_manifest(saving: Saving, parts: Sequence[Part], texts: Sequence[bytes])
     )
 
 
-def commit(root: Path, saving: Saving, manifest: Manifest, texts: Sequence[bytes]) -> Path:
+def commit(root: Path, saving: Saving, manifest: Manifest, texts: Sequence[bytes], *, rank: int) -> Path:
     """Make the save a checkpoint: every node has the descriptions of all parts, though its disk may hold
-    only the data of its own."""
+    only the data of its own, that of `rank` at least."""
     folder, final = saving.folder(root), root / saving.name
-    for rank, (text, record) in enumerate(zip(texts, manifest.parts, strict=True)):
-        _check_size(folder / part_name(rank, "bin"), record.bytes)
-        _put_missing(folder / part_name(rank, "json"), text)
+    if not (folder / OWNER).exists() or not (folder / part_name(rank, "bin")).exists():
+        raise _removed(folder)
+    for one, (text, record) in enumerate(zip(texts, manifest.parts, strict=True)):
+        _check_size(folder / part_name(one, "bin"), record.bytes)
+        _put_missing(folder / part_name(one, "json"), text)
     with new_file(folder / MANIFEST) as file:
         file.write(manifest.to_json())
     with named_errors("write", final):
@@ -120,6 +128,13 @@ def commit(root: Path, saving: Saving, manifest: Manifest, texts: Sequence[bytes
         sync_folder(root)
         (final / OWNER).unlink(missing_ok=True)  # not before: a killed save must be known for its maker's
     return final
+
+
+def _removed(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} was removed, or a part of it, while it was being written",
+        hint="keep other jobs and clean-ups away from it; the checkpoints before are as they were",
+    )
 
 
 def _check_size(path: Path, size: int) -> None:
@@ -162,6 +177,7 @@ def this_owner() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "boot": _boot(),
+        "pids": _pid_namespace(),
         "pid": os.getpid(),
         "started": _started(os.getpid()),
         "at": time.time(),
@@ -174,12 +190,21 @@ def is_dead(owner: dict[str, Any]) -> bool | None:
         return None
     if owner.get("boot") != _boot():
         return True
+    if owner.get("pids", "") != _pid_namespace():  # another container of this pod: its processes are not seen
+        return None
     return bool(_started(owner["pid"]) != owner["started"])
 
 
 def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 

@@ -6,6 +6,7 @@ Nothing goes that a newer, whole checkpoint does not stand in for, in the remote
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Collection, Sequence
@@ -108,7 +109,7 @@ def garbage(root: Path, *, silent_s: float = _SILENT_S) -> list[Garbage]:
                 "a deletion that was cut short" if path.name.startswith(TRASH) else _why_dead(path, silent_s)
             )
             if why:
-                size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+                size = sum(stat.st_size for stat in _stats(path))
                 found.append(Garbage(name=path.name, bytes=size, why=why))
     return found
 
@@ -143,7 +144,18 @@ def _why_dead(path: Path, silent_s: float) -> str:
         owner, dead, silent_s = {}, None, min(silent_s, _NAMELESS_S)
     if dead:
         return f"process {owner['pid']} on {owner['host']}, which made it, is gone"
-    newest = max((file.stat().st_mtime for file in path.iterdir()), default=path.stat().st_mtime)
-    if dead is None and time.time() - newest > silent_s:
-        return f"nobody has touched it for {(time.time() - newest) / 3600:.0f} hours"
+    if dead is None:
+        newest = max((stat.st_mtime for stat in _stats(path)), default=time.time())
+        if time.time() - newest > silent_s:
+            return f"nobody has touched it for {(time.time() - newest) / 3600:.0f} hours"
     return ""
+
+
+def _stats(folder: Path) -> list[os.stat_result]:
+    """Of a folder and of the files in it, of which some may go meanwhile."""
+    found = []
+    with suppress(OSError):
+        for path in (folder, *folder.iterdir()):
+            with suppress(OSError):
+                found.append(path.stat())
+    return found

@@ -22,6 +22,8 @@ from stoker.launch.worker import load_entry, run_task
 
 _TRIES = 3  # a task that kills its worker three times over will do it a fourth time
 
+_CTRL_C = (signal.SIGINT,)
+
 
 class LocalPool:
     """A fixed number of worker processes that outlive a stage; close() ends them."""
@@ -85,7 +87,11 @@ class LocalPool:
     def _start(self) -> Connection:
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=_serve, args=(theirs, self._entry, self._preload), daemon=True)
-        process.start()
+        others = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)  # a worker is born with it held back
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, others)
         theirs.close()
         self._workers[ours] = process
         return ours
@@ -108,6 +114,7 @@ class LocalPool:
 def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:
     """The worker's life: a task at a time until the driver closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _CTRL_C)
     entry = load_entry(entry_name)
     for package in preload:  # slow imports, made while the driver still plans
         with suppress(ImportError):

@@ -107,26 +107,31 @@ class Drain:
                 self._changed.wait(_POLL_S)
 
     def _drain(self, number: int, name: str) -> None:
-        key, timeout_s = f"drained/{number}", self._options.timeout_s
-        folder, store = self._tiers.root / name, self._tiers.remote
+        key, folder, store = f"drained/{number}", self._tiers.root / name, self._tiers.remote
         assert store is not None
         try:
             self._wait_for_commit(folder)
             self._retried(lambda: self._upload_part(folder, store))
             self._board.post(f"{key}/{self._rank}", b"+")
+            if self._rank == 0:
+                self._finish(key, folder, store)
         except BaseException as error:
-            self._board.post(f"{key}/{self._rank}", error_note(error))
+            self._board.post(f"{key}/{self._rank or 'all'}", error_note(error))
             raise
         if self._rank == 0:
-            for rank in range(self._size):
-                checked(self._board.read(f"{key}/{rank}", timeout_s=timeout_s))
-            self._retried(lambda: upload_manifest(folder, store))
-            self._board.post(f"{key}/all", b"+")
             self._tidy(number, store)
         elif self._leads_here:
-            checked(self._board.read(f"{key}/all", timeout_s=2 * timeout_s))
+            checked(self._board.read(f"{key}/all", timeout_s=2 * self._options.timeout_s))
         if self._rank == 0 or self._leads_here:
             retain(self._tiers, keep=self._options.keep)
+
+    def _finish(self, key: str, folder: Path, store: Store) -> None:
+        """Bring the manifest once every rank has brought its part, and tell the nodes with disks of their
+        own; where this fails they are told that too, else they would miss the next drain."""
+        for rank in range(self._size):
+            checked(self._board.read(f"{key}/{rank}", timeout_s=self._options.timeout_s))
+        self._retried(lambda: upload_manifest(folder, store))
+        self._board.post(f"{key}/all", b"+")
 
     def _wait_for_commit(self, folder: Path) -> None:
         """Rank 0 may be faster than the first rank of this node, which commits here."""

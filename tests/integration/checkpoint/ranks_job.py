@@ -20,9 +20,10 @@ import torch
 from forked import run_ranks
 from s3_server import free_ports
 
+from stoker.checkpoint import drain
 from stoker.checkpoint.checkpointer import Checkpointer
 from stoker.checkpoint.storm import Limits
-from stoker.errors import StokerError
+from stoker.errors import CheckpointError, StokerError
 from stoker.saved.commit import OWNER, begin, this_owner
 from stoker.world import World
 
@@ -179,6 +180,39 @@ def a_rank_leaves(folder: Path, world: World) -> Any:
     return {"left": left, "drained": checkpointer.report().drained}
 
 
+def said_of_a_drain(checkpointer: Checkpointer) -> str:
+    """What the loop hears of a drain that fails, as soon as it is known."""
+    deadline = time.monotonic() + 30  # half of what a rank waits that is not told
+    while time.monotonic() < deadline:
+        try:
+            checkpointer.wait()
+        except StokerError as error:
+            return error.message
+        time.sleep(0.01)
+    return ""
+
+
+def a_drain_fails(folder: Path, world: World) -> Any:
+    """Nodes with disks of their own: rank 0 cannot bring one manifest, and no node waits for it."""
+    world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
+    real = drain.upload_manifest
+
+    def fails_once(*_: Any) -> None:
+        drain.upload_manifest = real
+        raise CheckpointError("the manifest cannot be brought")
+
+    if world.rank == 0:
+        drain.upload_manifest = fails_once
+    options = {"remote": str(folder / "far"), "board": f"127.0.0.1:{PORTS[2]}", "world": world}
+    checkpointer = Checkpointer(folder / f"node-{world.rank}", timeout_s=60, **options)
+    checkpointer.save(1, state=state(1))
+    said = said_of_a_drain(checkpointer)
+    checkpointer.save(2, state=state(2))
+    checkpointer.close()
+    whole = [path.parent.name for path in (folder / "far").glob("*/checkpoint.json")]
+    return {"said": said, "drained": checkpointer.report().drained, "far": len(whole)}
+
+
 SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
@@ -190,6 +224,7 @@ SCENES = {
     "a_rank_leaves": (2, a_rank_leaves),
     "skips": (3, skips),
     "turns": (4, turns),
+    "a_drain_fails": (2, a_drain_fails),
 }
 
 
@@ -209,7 +244,7 @@ def main() -> None:
 
 
 KEPT: list[Checkpointer] = []
-PORTS = free_ports(2)  # chosen before the forks: every rank must know them
+PORTS = free_ports(3)  # chosen before the forks: every rank must know them
 
 if __name__ == "__main__":
     main()

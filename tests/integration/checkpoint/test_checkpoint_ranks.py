@@ -77,6 +77,7 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 def scenes(run_job: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = ["two_nodes", "a_rank_dies", "the_run_after", "a_rank_fails", "the_first_rank_fails"]
     names += ["a_restore_fails", "a_rank_leaves", "skips", "turns", "a_rank_fails_and_goes"]
+    names += ["a_drain_fails"]
     said = run_job("ranks_job.py", tmp_path_factory.mktemp("scenes"), *names)
     found = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("SCENE ")]
     return {scene["scene"]: scene["ranks"] for scene in found}
@@ -133,3 +134,8 @@ def test_ranks_skip_alike(scenes: dict[str, Any]) -> None:
 
 def test_writers_take_turns(scenes: dict[str, Any]) -> None:
     assert scenes["turns"][0]["order"] == [f"part-{rank:05d}.bin" for rank in range(4)]
+
+
+def test_a_drain_that_fails_on_rank_0_delays_no_node(scenes: dict[str, Any]) -> None:
+    said = "a checkpoint is saved here, and not in the remote tier: the manifest cannot be brought"
+    assert scenes["a_drain_fails"] == [{"said": said, "drained": 1, "far": 1}] * 2

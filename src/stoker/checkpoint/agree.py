@@ -86,19 +86,40 @@ class Rounds:
         self.board.post(f"well/{self._others}/{self.world.rank}", note)
 
     def deal(self, held: list[Box]) -> list[Box]:
-        """Which of the boxes that this rank holds it is to write."""
+        """Which of the boxes that this rank holds it is to write. Where one rank cannot say what it holds
+        all fail, and know which it was."""
         if self.world.size == 1:
             return held
-        key, rank = self.number, self.world.rank
-        self.board.post(f"boxes/{key}/{rank}", _boxes_note(held))
-        if rank == 0:
-            notes = [
-                self.board.read(f"boxes/{key}/{one}", timeout_s=self.timeout_s)
-                for one in range(self.world.size)
-            ]
-            for one, mine in enumerate(share([_boxes(note) for note in notes])):
-                self.board.post(f"dealt/{key}/{one}", _boxes_note(mine))
-        return _boxes(self.board.read(f"dealt/{key}/{rank}", timeout_s=self.timeout_s))
+        self.board.post(self._key("boxes"), b"+" + _boxes_note(held))
+        if self.world.rank == 0:
+            self._deal_out()
+        return _boxes(checked(self.board.read(self._key("dealt"), timeout_s=self.timeout_s)))
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell the others, who wait for it in `deal`, that this rank cannot say what it holds."""
+        note = error_note(error, what=f"the state of rank {self.world.rank} cannot be saved")
+        self.board.post(self._key("boxes"), note)
+        if self.world.rank == 0:
+            self._hand_out([note] * self.world.size)
+
+    def _deal_out(self) -> None:
+        try:
+            held = [self._held_by(rank) for rank in range(self.world.size)]
+            notes = [b"+" + _boxes_note(mine) for mine in share(held)]
+        except BaseException as error:
+            self._hand_out([error_note(error)] * self.world.size)
+            raise
+        self._hand_out(notes)
+
+    def _held_by(self, rank: int) -> list[Box]:
+        return _boxes(checked(self.board.read(self._key("boxes", rank), timeout_s=self.timeout_s)))
+
+    def _hand_out(self, notes: list[bytes]) -> None:
+        for rank, note in enumerate(notes):
+            self.board.post(self._key("dealt", rank), note)
+
+    def _key(self, kind: str, rank: int | None = None) -> str:
+        return f"{kind}/{self.number}/{self.world.rank if rank is None else rank}"
 
     def _wait_for_all(self, key: str) -> None:
         deadline = time.monotonic() + self.timeout_s
@@ -113,8 +134,12 @@ class Rounds:
 
 def agreed_plan(rounds: Rounds, objects: Objects, flat: Flat) -> Plan:
     """This rank's share of the state, after all have said what they hold."""
-    flat.check()
-    held, shared = held_boxes(flat)
+    try:
+        flat.check()
+        held, shared = held_boxes(flat)
+    except BaseException as error:
+        rounds.refuse(error)
+        raise
     return make_plan(flat, rounds.deal(held), shared, steady_paths(objects, flat))
 
 

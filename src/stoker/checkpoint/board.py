@@ -191,9 +191,11 @@ def _named(key: str) -> Iterator[None]:
         ) from error
 
 
-def error_note(error: BaseException) -> bytes:
+def error_note(error: BaseException, *, what: str = "") -> bytes:
+    """A note that something failed; `what` says in front of the cause what it was."""
     message = error.message if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
     hint = error.hint if isinstance(error, StokerError) else "see the log of that rank"
+    message = f"{what}: {message}" if what else message
     return b"-" + json.dumps({"message": message, "hint": hint}).encode()
 
 

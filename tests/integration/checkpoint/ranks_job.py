@@ -213,6 +213,28 @@ def a_drain_fails(folder: Path, world: World) -> Any:
     return {"said": said, "drained": checkpointer.report().drained, "far": len(whole)}
 
 
+def a_plan_fails(folder: Path, world: World, failing: int = 1) -> Any:
+    """What one rank holds cannot be planned: all hear which rank it is, and go on together."""
+    checkpointer = Checkpointer(folder / "run", every=4, timeout_s=60, world=world)
+    extra = torch.ones(3).to_sparse() if world.rank == failing else torch.ones(3)
+    began, said = time.monotonic(), []
+    for act in (checkpointer.step, checkpointer.save):  # plans ahead; saves
+        try:
+            act(1, state=state(1), extra=extra)
+        except StokerError as error:
+            said.append(error.message)
+    told = time.monotonic() - began < 30  # half of what a rank waits that is not told
+    checkpointer.save(2, state=state(2))
+    checkpointer.wait()
+    step = checkpointer.latest().step
+    checkpointer.close()
+    return {"said": said, "told": told, "step": step}
+
+
+def the_first_plan_fails(folder: Path, world: World) -> Any:
+    return a_plan_fails(folder, world, failing=0)
+
+
 SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
@@ -225,6 +247,8 @@ SCENES = {
     "skips": (3, skips),
     "turns": (4, turns),
     "a_drain_fails": (2, a_drain_fails),
+    "a_plan_fails": (3, a_plan_fails),
+    "the_first_plan_fails": (3, the_first_plan_fails),
 }
 
 

@@ -77,7 +77,7 @@ def test_the_last_good_checkpoint_survives_kills_at_any_moment(
 def scenes(run_job: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = ["two_nodes", "a_rank_dies", "the_run_after", "a_rank_fails", "the_first_rank_fails"]
     names += ["a_restore_fails", "a_rank_leaves", "skips", "turns", "a_rank_fails_and_goes"]
-    names += ["a_drain_fails"]
+    names += ["a_drain_fails", "a_plan_fails", "the_first_plan_fails"]
     said = run_job("ranks_job.py", tmp_path_factory.mktemp("scenes"), *names)
     found = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("SCENE ")]
     return {scene["scene"]: scene["ranks"] for scene in found}
@@ -139,3 +139,13 @@ def test_writers_take_turns(scenes: dict[str, Any]) -> None:
 def test_a_drain_that_fails_on_rank_0_delays_no_node(scenes: dict[str, Any]) -> None:
     said = "a checkpoint is saved here, and not in the remote tier: the manifest cannot be brought"
     assert scenes["a_drain_fails"] == [{"said": said, "drained": 1, "far": 1}] * 2
+
+
+@pytest.mark.parametrize(("scene", "failing"), [("a_plan_fails", 1), ("the_first_plan_fails", 0)])
+def test_state_that_one_rank_cannot_plan_is_an_error_on_all(
+    scene: str, failing: int, scenes: dict[str, Any]
+) -> None:
+    cause = "extra is a torch.sparse_coo tensor, which a checkpoint cannot hold"
+    for rank, report in enumerate(scenes[scene]):
+        said = cause if rank == failing else f"the state of rank {failing} cannot be saved: {cause}"
+        assert report == {"said": [said, said], "told": True, "step": 2}

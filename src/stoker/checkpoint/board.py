@@ -25,6 +25,9 @@ from stoker.world import World
 
 ADDRESS = ".board.json"
 _POLL_S = 0.02
+# What may differ between the nodes of one job: each agent of torchrun counts its own restarts (not those that
+# another's failure made it do) and may be a Slurm step of its own; the first node may call itself localhost.
+_OWN_TO_A_NODE = ("TORCHELASTIC_RESTART_COUNT=", "SLURM_STEP_ID=", "MASTER_ADDR=")
 
 
 class Board(Protocol):
@@ -146,8 +149,16 @@ def _connect(host: str, port: int, timeout_s: float) -> Any:
 def _publish(root: Path, store: Any, world: World) -> None:
     token = secrets.token_hex(8)
     store.set("token", token)
+    found = {"host": _own_host(world), "port": store.port, "token": token, "job": _job(world)}
     with new_file(root / ADDRESS) as file:
-        file.write(json.dumps({"host": _own_host(world), "port": store.port, "token": token}).encode())
+        file.write(json.dumps(found).encode())
+
+
+def _job(world: World) -> str:
+    """What tells the job of this process from others in the same folder, as every rank of it says it."""
+    own = _OWN_TO_A_NODE if world.launcher == "torchrun" else ()
+    run = [one for one in world.run.split() if not one.startswith(own)]
+    return " ".join([f"{world.size} ranks", *run])
 
 
 def _own_host(world: World) -> str:
@@ -155,24 +166,38 @@ def _own_host(world: World) -> str:
 
 
 def _find(root: Path, world: World, timeout_s: float) -> Any:
-    """Join the board that the folder names, once it is that of this job: somebody answers there, knows the
-    token, and waits for a rank of this number."""
-    deadline = time.monotonic() + timeout_s
+    """Join the board that the folder names, once it is that of this job: of as many ranks and of the same
+    launch, somebody answers there, knows the token, and waits for a rank of this number."""
+    deadline, stranger = time.monotonic() + timeout_s, ""
     while time.monotonic() < deadline:
         try:
             found = json.loads((root / ADDRESS).read_bytes())
-            _try_port(found["host"], found["port"])
-            store = _connect(found["host"], found["port"], 5.0)
-            if store.get("token").decode() == found["token"] and store.add(f"joined/{world.rank}", 1) == 1:
+            stranger = _stranger(found, world)
+            if not stranger and (store := _join(found, world)):
                 return store
         except (OSError, ValueError, KeyError, RuntimeError):
             pass
         time.sleep(_POLL_S)
     raise CheckpointError(
-        f"rank {world.rank} found no rank 0 through {root / ADDRESS} in {timeout_s:.0f} s",
+        f"rank {world.rank} found no rank 0 through {root / ADDRESS} in {timeout_s:.0f} s{stranger}",
         hint="every rank must make a Checkpointer on the same folder; without a shared folder give "
         "board='HOST:PORT' of rank 0",
     )
+
+
+def _stranger(found: dict[str, Any], world: World) -> str:
+    """Whose board it is, if not that of this job."""
+    job = found.get("job", "unknown")  # as one of an older stoker: it did not say
+    return "" if job == _job(world) else f", only that of another job ({job}; this one: {_job(world)})"
+
+
+def _join(found: dict[str, Any], world: World) -> Any:
+    """The board at an address, if it is the one that was published and has no rank of this number yet."""
+    _try_port(found["host"], found["port"])
+    store = _connect(found["host"], found["port"], 5.0)
+    if store.get("token").decode() == found["token"] and store.add(f"joined/{world.rank}", 1) == 1:
+        return store
+    return None
 
 
 def _try_port(host: str, port: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from stoker.checkpoint.dcp import Reader, Stager, Writer
 from stoker.errors import BadCheckpointError
+from stoker.saved.commit import OWNER, begin, this_owner
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +98,39 @@ def test_more_than_a_chunk_goes_through_dcp(tmp_path) -> None:
     into = {"w": torch.zeros(3_000_000, dtype=torch.int64), "v": torch.zeros(77)}
     dcp.load(into, storage_reader=Reader(tmp_path))
     assert torch.equal(into["w"], state["w"])
+
+
+def unfinished(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(".saving-*")]
+
+
+def test_what_a_killed_save_left_goes_with_the_next_through_dcp(tmp_path) -> None:
+    killed = begin(tmp_path, step=1, sequence=1).folder(tmp_path)
+    (killed / "part-00000.bin").write_bytes(b"half")
+    (killed / OWNER).write_text(json.dumps(this_owner() | {"started": "before"}))
+    begin(tmp_path, step=1, sequence=1)  # its process lives
+    dcp.save({"w": torch.ones(3)}, storage_writer=Writer(tmp_path))
+    assert killed.name not in unfinished(tmp_path)
+    assert len(unfinished(tmp_path)) == 1
+
+
+class Opaque:
+    """Nothing that a checkpoint can hold."""
+
+
+def test_a_save_through_dcp_that_fails_leaves_nothing(tmp_path) -> None:
+    with pytest.raises(CheckpointException, match="which a checkpoint cannot hold"):
+        dcp.save({"w": torch.ones(3), "v": Opaque()}, storage_writer=Writer(tmp_path))
+    assert unfinished(tmp_path) == []
+
+
+def test_a_commit_through_dcp_that_fails_leaves_nothing(tmp_path) -> None:
+    class Cut(Writer):
+        def finish(self, metadata: Any, results: Any) -> None:
+            (part,) = tmp_path.glob(".saving-*/part-00000.bin")
+            part.write_bytes(b"less")
+            super().finish(metadata, results)
+
+    with pytest.raises(CheckpointException, match="is 4 bytes here"):
+        dcp.save({"w": torch.ones(3)}, storage_writer=Cut(tmp_path))
+    assert unfinished(tmp_path) == []

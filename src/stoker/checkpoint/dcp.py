@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from stoker.errors import BadCheckpointError
-from stoker.saved.commit import Saving, begin, commit, join, make_manifest, put_part
+from stoker.saved.commit import Saving, begin, commit, discard, join, make_manifest, put_part
 from stoker.saved.layout import (
     CHUNK_BYTES,
     Box,
@@ -42,6 +43,7 @@ from stoker.saved.layout import (
     sequence_of,
 )
 from stoker.saved.reader import Checkpoint
+from stoker.saved.retention import collect
 from stoker.saved.tiers import Tiers, local_names
 from stoker.saved.values import decode, encode
 from stoker.saved.writer import write_part
@@ -73,6 +75,8 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        with suppress(OSError):  # another save may be ending there just now: what is left goes with the next
+            collect(self._root)
         known = (sequence_of(name) or 0 for name in local_names(self._root))
         saving = begin(self._root, step=self._step, sequence=1 + max(known, default=0))
         note = saving.to_json()
@@ -81,7 +85,11 @@ class Writer(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         rank, note = plan.storage_data
         saving = join(self._root, note)
-        text = self._write(plan, planner, rank, saving)
+        try:
+            text = self._write(plan, planner, rank, saving)
+        except BaseException:
+            discard(self._root, saving, rank=rank)
+            raise
         results = [
             WriteResult(index=item.index, size_in_bytes=_bytes_of(item), storage_data=(rank, note, text))
             for item in plan.items[:1]
@@ -95,7 +103,12 @@ class Writer(StorageWriter):
         saving = join(self._root, results[0][0].storage_data[1])
         in_order = [texts[rank] for rank in sorted(texts)]
         parts = [part_from_json(text) for text in in_order]
-        commit(self._root, saving, make_manifest(saving, parts, in_order), in_order, rank=0)
+        try:
+            commit(self._root, saving, make_manifest(saving, parts, in_order), in_order, rank=0)
+        except BaseException:
+            for rank in sorted(texts):
+                discard(self._root, saving, rank=rank)
+            raise
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

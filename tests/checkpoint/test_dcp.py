@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -134,3 +135,22 @@ def test_a_commit_through_dcp_that_fails_leaves_nothing(tmp_path) -> None:
     with pytest.raises(CheckpointException, match="is 4 bytes here"):
         dcp.save({"w": torch.ones(3)}, storage_writer=Cut(tmp_path))
     assert unfinished(tmp_path) == []
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+def test_a_stager_copies_whatever_can_change() -> None:
+    array, names, stager = np.ones(3), {"a"}, Stager()
+    state = {"pair": Pair(torch.ones(2), array), "rng": array, "names": names, "size": torch.Size([2, 3])}
+    staged = stager.stage(state)
+    array[:] = 7
+    names.add("b")
+    state["pair"].one.zero_()
+    assert type(staged["pair"]) is Pair
+    assert staged["pair"].one.tolist() == [1, 1]
+    assert staged["pair"].other.tolist() == staged["rng"].tolist() == [1, 1, 1]
+    assert (staged["names"], staged["size"]) == ({"a"}, torch.Size([2, 3]))
+    stager.close()

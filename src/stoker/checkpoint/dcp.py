@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,9 +225,8 @@ class Stager:
         self._arena = Arena()
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the state in the arena; good until the next call."""
-        found: list[torch.Tensor] = []
-        _visit(state_dict, found.append)
+        """A copy of the state, its tensors in the arena: good until the next call."""
+        found = list(_tensors(state_dict))
         boxes = [_whole_box(at, local(tensor)) for at, tensor in enumerate(found)]
         pieces, size = place(boxes)
         self._arena.ensure(size, pinned=any(tensor.is_cuda for tensor in found))
@@ -233,7 +234,7 @@ class Stager:
         plan = Plan(signature=(), writes=writes, pieces=pieces, bytes=size, hasty_bytes=size)
         Snapshot(self._arena, plan, [local(one) for one in found], chunk_bytes=CHUNK_BYTES).copy()
         copies = iter(pieces)
-        staged: dict[str, Any] = _visit(state_dict, lambda tensor: self._staged(tensor, next(copies).at))
+        staged: dict[str, Any] = _copied(state_dict, lambda tensor: self._staged(tensor, next(copies).at))
         return staged
 
     def synchronize_staging(self) -> None:
@@ -253,15 +254,26 @@ class Stager:
         return copy
 
 
-def _visit(value: Any, change: Any) -> Any:
-    """The same nested state with every tensor changed."""
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nested state, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one)
+
+
+def _copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nested state with every tensor changed, and everything else copied: an array may be written
+    to before it is saved."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, dict):
-        return {key: _visit(one, change) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_visit(one, change) for one in value)
-    return value
+    if isinstance(value, Mapping):
+        return {key: _copied(one, change) for key, one in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return deepcopy(value)
+    inner = [_copied(one, change) for one in value]
+    return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)  # a namedtuple, or not
 
 
 def _whole_box(at: int, tensor: torch.Tensor) -> Box:

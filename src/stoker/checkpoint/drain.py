@@ -17,9 +17,9 @@ import xxhash
 from stoker.checkpoint.board import Board, checked, error_note
 from stoker.checkpoint.options import CheckpointOptions
 from stoker.errors import CheckpointError, StokerError, StorageError
-from stoker.saved.layout import MANIFEST, Part, file_names, part_name
+from stoker.saved.layout import MANIFEST, Part, file_names, newest_first, part_name
 from stoker.saved.reader import Checkpoint
-from stoker.saved.retention import remote_garbage, remove_remote, retain
+from stoker.saved.retention import remote_garbage, remove_local, remove_remote, retain, superseded
 from stoker.saved.tiers import LocalFolder, RemoteFolder, Tiers
 from stoker.saved.writer import Pace
 from stoker.storage import Store, named_errors
@@ -120,10 +120,10 @@ class Drain:
             raise
         if self._rank == 0:
             self._tidy(number, store)
+            retain(self._tiers, keep=self._options.keep)
         elif self._leads_here:
             checked(self._board.read(f"{key}/all", timeout_s=2 * self._options.timeout_s))
-        if self._rank == 0 or self._leads_here:
-            retain(self._tiers, keep=self._options.keep)
+            self._retain_here(name)
 
     def _finish(self, key: str, folder: Path, store: Store) -> None:
         """Bring the manifest once every rank has brought its part, and tell the nodes with disks of their
@@ -132,6 +132,14 @@ class Drain:
             checked(self._board.read(f"{key}/{rank}", timeout_s=self._options.timeout_s))
         self._retried(lambda: upload_manifest(folder, store))
         self._board.post(f"{key}/all", b"+")
+
+    def _retain_here(self, drained: str) -> None:
+        """Delete on the disk of this node what the one just drained stands in for. In the remote tier rank 0
+        deletes, at this moment perhaps: two would take files away from under each other."""
+        superseded_here, _ = superseded(Tiers(root=self._tiers.root), keep=self._options.keep)
+        for name in superseded_here:
+            if newest_first({name, drained})[0] != name:
+                remove_local(self._tiers.root, name)
 
     def _wait_for_commit(self, folder: Path) -> None:
         """Rank 0 may be faster than the first rank of this node, which commits here."""

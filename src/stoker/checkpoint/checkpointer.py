@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 from stoker.checkpoint.agree import Rounds, agreed_plan
 from stoker.checkpoint.board import Board, SoloBoard, TcpBoard
 from stoker.checkpoint.drain import Loaders
-from stoker.checkpoint.interval import Advice, Interval, advise, mtbf_of
+from stoker.checkpoint.interval import Advice, Interval, advise, mtbf_of, whole_step
 from stoker.checkpoint.options import CheckpointOptions, CheckpointReport
 from stoker.checkpoint.restore import Restored, load_state, restore_newest
 from stoker.checkpoint.saver import NOT_DRAINED, NOT_SAVED, Save, Saver, failed
@@ -78,7 +77,7 @@ class Checkpointer:
 
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
-        step = _whole(step)
+        step = whole_step(step)
         self._interval.note(step)
         self._loaders.note(objects.values())
         self._surface()
@@ -90,7 +89,7 @@ class Checkpointer:
 
     def save(self, step: int, /, **objects: Any) -> bool:
         """Begin a save now. False when one is still being written and `when_busy` is "skip"."""
-        started, step = time.monotonic(), _whole(step)
+        started, step = time.monotonic(), whole_step(step)
         saver, rounds = self._start()
         self._settle()
         if self.options.when_busy == "wait":
@@ -106,6 +105,7 @@ class Checkpointer:
         self._finish_pending()
         try:
             if broken:
+                rounds.refuse(broken)  # the others may be waiting for what this rank holds
                 raise broken
             if verdict.replan or self._plan is None:
                 self._plan = agreed_plan(rounds, objects, flat)
@@ -370,17 +370,6 @@ def _leave(saver: Saver, board: Board, pid: int) -> None:
         if cause:
             warnings.warn(str(failed(what, cause)), RuntimeWarning, stacklevel=2)
     board.close()
-
-
-def _whole(step: int) -> int:
-    """The step as Python's own number: a counter may be a tensor's or numpy's."""
-    try:
-        number = index(step)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise UsageError(f"step={step!r} is no whole number", hint="give how many steps were taken")
-    return number
 
 
 def _warn_of_skipped(skipped: Sequence[str]) -> None:

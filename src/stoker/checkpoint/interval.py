@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Literal
 
 from stoker.errors import UsageError
@@ -84,3 +85,14 @@ def _daly(cost: float, mtbf: float) -> float:
         return mtbf
     half = cost / (2 * mtbf)
     return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(half) / 3 + half / 9) - cost
+
+
+def whole_step(step: int) -> int:
+    """The step as Python's own number: a counter may be a tensor's or numpy's."""
+    try:
+        number = index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"step={step!r} is no whole number", hint="give how many steps were taken")
+    return number

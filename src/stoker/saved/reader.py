@@ -118,7 +118,7 @@ class Checkpoint:
             everything = Stretch(rank=part.rank, start=0, stop=part.bytes, receive=_ignore)
             try:
                 self._read_part(part, [everything], on_fault=lambda error: faults.append(error.message))
-            except StorageError as error:
+            except BadCheckpointError as error:
                 faults.append(error.message)
         return faults
 
@@ -128,7 +128,8 @@ class Checkpoint:
         chunks = _by_chunk(stretches, part.chunk_bytes)
         if not chunks:
             return
-        file = self.folder.opened(part_name(part.rank, "bin"))
+        with self._readable(part, "cannot be opened"):
+            file = self.folder.opened(part_name(part.rank, "bin"))
         buffers = _Buffers(part.chunk_bytes)
         threads = min(_MOST_THREADS, max(2, usable_cores()))
 
@@ -151,7 +152,8 @@ class Checkpoint:
         start = index * part.chunk_bytes
         stop = min(start + part.chunk_bytes, part.bytes)
         with buffers.one() as buffer:
-            found = file.read_into(buffer, start)
+            with self._readable(part, f"cannot be read at bytes {start:,} to {stop:,}"):
+                found = file.read_into(buffer, start)
             view = buffer[: stop - start]
             if found < stop - start or xxhash.xxh3_64_intdigest(view) != part.chunks[index]:
                 raise BadCheckpointError(
@@ -161,6 +163,18 @@ class Checkpoint:
             for stretch in wanted:
                 first, last = max(stretch.start, start), min(stretch.stop, stop)
                 stretch.receive(first - stretch.start, view[first - start : last - start])
+
+    @contextmanager
+    def _readable(self, part: Part, otherwise: str) -> Iterator[None]:
+        """Bytes that a disk or a store does not give back are a fault of this copy, as wrong ones are."""
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            said = error.message if isinstance(error, StorageError) else str(error)
+            raise BadCheckpointError(
+                f"{part_name(part.rank, 'bin')} of {self.name} {otherwise}: {said}",
+                hint="restore an older checkpoint, or copy this one again from the remote tier",
+            ) from error
 
 
 class _Buffers:

@@ -158,13 +158,15 @@ class _LocalBlocks:
     """Reads past the page cache where that works: a restore reads everything once."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._handle = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except OSError:
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read_into(self, buffer: memoryview, at: int) -> int:
-        return os.preadv(self._handle, [buffer], at)
+        with named_errors("read", self._path):
+            return os.preadv(self._handle, [buffer], at)
 
     def close(self) -> None:
         os.close(self._handle)

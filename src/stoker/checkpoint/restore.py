@@ -51,7 +51,7 @@ def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str,
     """Bring objects back to the newest checkpoint that all ranks can read, or to the one of this name; a
     fresh start when there is none at all."""
     skipped: list[str] = []
-    candidates, touched = _Candidates(tiers, name, skipped), False
+    candidates, tried = _Candidates(tiers, name, skipped), False
     while chosen := rounds.told(candidates.next):
         saved: Saved | None = None
         error: StokerError | None = None
@@ -59,7 +59,7 @@ def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str,
             saved = Saved(candidates.opened(chosen), rank=rounds.world.rank)
             extras = restore_objects(saved, objects, strict=strict)
         except StokerError as bad:
-            error, touched = bad, True
+            error = bad
         failure = rounds.all_well(error)
         if not failure and saved is not None:
             set_random_state(saved.own)
@@ -67,14 +67,20 @@ def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str,
             found = saved.checkpoint
             return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
         skipped.append(f"{chosen}: {failure}")
-    if name and not skipped:
+        tried = True
+    if lost := rounds.told(candidates.lost):
+        raise _none_usable(tiers, lost, tried=tried)
+    if name:
         raise UsageError(f"{tiers.root} has no checkpoint {name}", hint="`stoker checkpoint ls` lists them")
-    if name or touched:
-        raise BadCheckpointError(
-            f"no checkpoint in {tiers.root} could be restored: {'; '.join(skipped) or 'there is none'}",
-            hint="the objects may hold parts of a damaged one: start again with new ones",
-        )
-    return Restored(skipped=tuple(skipped))
+    return Restored()
+
+
+def _none_usable(tiers: Tiers, lost: str, *, tried: bool) -> BadCheckpointError:
+    """Where there are checkpoints and all are unusable, a fresh start would hide what is lost."""
+    cure = "copy a good one back, or name another folder; to begin anew, delete them"
+    if tried:
+        cure += ". The objects may hold parts of a damaged one: start again with new ones"
+    return BadCheckpointError(f"no checkpoint in {tiers.root} could be restored: {lost}", hint=cure)
 
 
 class _Candidates:
@@ -83,6 +89,7 @@ class _Candidates:
     def __init__(self, tiers: Tiers, name: str, skipped: list[str]) -> None:
         self._tiers, self._name, self._skipped = tiers, name, skipped
         self._left: list[str] | None = None
+        self._some = False
         self._last: tuple[str, Checkpoint | None] = ("", None)
 
     def next(self) -> str:
@@ -90,12 +97,17 @@ class _Candidates:
         if self._left is None:
             copies = self._tiers.copies(said=self._skipped)
             self._left = [one for one in copies if self._name in ("", one.removesuffix(FAR))]
+            self._some = bool(self._left)
         while self._left:
             chosen = self._left.pop(0)
             for found in self._tiers.whole([chosen], skipped=self._skipped):
                 self._last = (chosen, found)
                 return chosen
         return ""
+
+    def lost(self) -> str:
+        """Once none is left: why none could be used, or nothing if there never was one."""
+        return "; ".join(self._skipped) if self._some else ""
 
     def opened(self, chosen: str) -> Checkpoint:
         """What was chosen; rank 0 has read its descriptions already, when it checked it."""

@@ -21,12 +21,14 @@ from stoker.saved.values import decode
 from stoker.snapshot.state import (
     DTensor,
     Objects,
+    ParameterPaths,
     bare,
     flatten,
+    names_as_saved,
     nest,
     numbered_state,
     optimizer_keys,
-    parameter_names,
+    parameter_paths,
     plain_name,
     set_random_state,
 )
@@ -118,8 +120,9 @@ class _Candidates:
 
 def restore_objects(saved: Saved, objects: Objects, *, strict: bool) -> dict[str, Any]:
     """Bring objects back to what they were; gives the state of those that cannot take it themselves."""
-    names = parameter_names(objects)
-    wanted = [_want(name, thing, saved, names, strict=strict) for name, thing in objects.items()]
+    paths = parameter_paths(objects)
+    found = (_want(name, thing, saved, paths, strict=strict) for name, thing in objects.items())
+    wanted = [want for want in found if want.tensors or want.values]  # the rest was not saved
     read_tensors(saved, {path: tensor for want in wanted for path, tensor in want.tensors.items()})
     given = {}
     for want in wanted:
@@ -159,11 +162,11 @@ class _Want:
     apply: Callable[[Any], None] | None
 
 
-def _want(name: str, thing: Any, saved: Saved, names: Mapping[int, str], *, strict: bool) -> _Want:
+def _want(name: str, thing: Any, saved: Saved, paths: ParameterPaths, *, strict: bool) -> _Want:
     if isinstance(thing, torch.nn.Module):
         return _want_module(name, thing, saved, strict=strict)
     if isinstance(thing, torch.optim.Optimizer):
-        return _want_optimizer(name, thing, saved, names)
+        return _want_optimizer(name, thing, saved, paths, strict=strict)
     live = flatten({name: thing}).tensors if hasattr(thing, "state_dict") or isinstance(thing, dict) else {}
     tensors = {path: _target(saved.box(path_name(path)), live.get(path)) for path in saved.tensor_paths(name)}
     values = saved.values_under(name)
@@ -179,18 +182,20 @@ def _want(name: str, thing: Any, saved: Saved, names: Mapping[int, str], *, stri
 
 def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bool) -> _Want:
     inner = bare(module)
+    original = {plain_name(key): key for key in inner.state_dict()}
     live = {(name, plain_name(key)): value for key, value in inner.state_dict().items()}
     tensors = {path: one for path, one in live.items() if isinstance(one, torch.Tensor)}
-    missing = [path for path in tensors if path_name(path) not in saved.pieces]
+    values, there = saved.values_under(name), saved.tensor_paths(name)
     # a module's extra state may be any dictionary with tensors in it
-    inside = [path for path in saved.tensor_paths(name) if path not in tensors and path[:2] in live]
-    unknown = [path for path in saved.tensor_paths(name) if path not in tensors and path not in inside]
+    inside = [path for path in there if path not in tensors and path[:2] in live]
+    unknown = [path for path in (*there, *values) if path[1:] and path[:2] not in live]
+    found = {path[:2] for path in (*there, *values)}
+    missing = [path for path in live if path not in found]
     if strict and (missing or unknown):
         raise _missing([path_name(path) for path in missing], saved, unknown=unknown)
-    tensors = {path: one for path, one in tensors.items() if path not in missing}
+    tensors = {path: one for path, one in tensors.items() if path_name(path) in saved.pieces}
     tensors.update((path, new_tensor(saved.box(path_name(path)))) for path in inside)
-    values = saved.values_under(name)
-    original = {plain_name(key): key for key in inner.state_dict()}
+    values = {path: value for path, value in values.items() if path[:2] in live}
     owned = {
         one.data_ptr() for one in (*inner.parameters(), *inner.buffers()) if not isinstance(one, DTensor)
     }
@@ -203,49 +208,17 @@ def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bo
     return _Want(name=name, tensors=tensors, values=values, apply=apply)
 
 
-def _want_optimizer(
-    name: str, optimizer: torch.optim.Optimizer, saved: Saved, names: Mapping[int, str]
-) -> _Want:
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    keys = optimizer_keys(optimizer, names)
-    by_key = {keys[number]: parameter for number, parameter in enumerate(parameters)}
-    now = {
-        (name, "state", key if isinstance(key, str) else ("k", key), slot): value
-        for key, parameter in by_key.items()
-        for slot, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, torch.Tensor)
-    }
-    tensors: dict[Path, torch.Tensor] = {}
-    for path in saved.tensor_paths(name):
-        key = path[2][1] if isinstance(path[2], tuple) else path[2]
-        if path[1] != "state" or key in by_key:
-            like = now.get(path, by_key.get(key))
-            tensors[path] = _target(saved.box(path_name(path)), like)
-    values = saved.values_under(name)
-    if not values:
-        raise _missing([name], saved)
-
-    def apply(state: Any) -> None:
-        numbered = numbered_state(optimizer, state, names)
-        try:
-            optimizer.load_state_dict(numbered)
-        except ValueError as error:
-            raise UsageError(
-                f"{name} does not take what {saved.checkpoint.name} holds: {error}",
-                hint="make the optimizer with the groups it was saved with, or restore without it",
-            ) from error
-
-    return _Want(name=name, tensors=tensors, values=values, apply=apply)
-
-
 def _target(box: Box, like: torch.Tensor | None) -> torch.Tensor:
-    """Where a saved tensor goes: the live one, or a new one that is sharded and placed like `like`."""
+    """Where a saved tensor goes: the live one, or a new one that is placed like it."""
+    return _placed(box, like) if like is None or tuple(like.shape) != box.shape else like
+
+
+def _placed(box: Box, like: torch.Tensor | None) -> torch.Tensor:
+    """A new tensor that is sharded and placed like another, if that has its shape."""
     if like is None or tuple(like.shape) != box.shape:
         device = like.device if like is not None and box.shape else torch.device("cpu")
         return new_tensor(box, device=device)
-    if isinstance(like, torch.nn.Parameter):
-        return torch.empty_like(like, dtype=torch_dtype(box.dtype), requires_grad=False)
-    return like
+    return torch.empty_like(like, dtype=torch_dtype(box.dtype), requires_grad=False)
 
 
 def _missing(names: Sequence[str], saved: Saved, *, unknown: Sequence[Path] = ()) -> UsageError:
@@ -253,8 +226,87 @@ def _missing(names: Sequence[str], saved: Saved, *, unknown: Sequence[Path] = ()
     if names:
         parts.append(f"lacks {len(names)} of what is to be restored, {names[0]!r} first")
     if unknown:
-        parts.append(f"has {len(unknown)} tensors that have no place here, {path_name(unknown[0])!r} first")
+        parts.append(
+            f"has {len(unknown)} tensors or values that have no place here, {path_name(unknown[0])!r} first"
+        )
     return UsageError(
         f"{saved.checkpoint.name} {' and '.join(parts)}",
         hint="give the objects that were saved, under the same names, or strict=False",
     )
+
+
+# --- optimizers ---------------------------------------------------------------------------------------
+
+
+def _want_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, saved: Saved, paths: ParameterPaths, *, strict: bool
+) -> _Want:
+    values = saved.values_under(name)
+    groups = [value for path, value in values.items() if path[1:2] + path[3:] == ("param_groups", "params")]
+    if not groups and (strict or values):
+        raise _missing([f"{name}.param_groups"], saved)
+    names = names_as_saved(optimizer, paths, [key for group in groups for key in group])
+
+    def apply(state: Any) -> None:
+        numbered = numbered_state(optimizer, state, names)
+        given = numbered["state"]
+        try:
+            optimizer.load_state_dict(numbered)
+        except ValueError as error:
+            raise UsageError(
+                f"{name} does not take what {saved.checkpoint.name} holds: {error}",
+                hint="make the optimizer with the groups it was saved with, or restore without it",
+            ) from error
+        for number, parameter in enumerate(_parameters(optimizer)):
+            if number in given and _has_its_dtype(parameter, saved, paths):
+                _undo_casts(optimizer.state.get(parameter), given[number])
+
+    tensors = _optimizer_tensors(name, optimizer, saved, names)
+    return _Want(name=name, tensors=tensors, values=values, apply=apply)
+
+
+def _optimizer_tensors(
+    name: str, optimizer: torch.optim.Optimizer, saved: Saved, names: Mapping[int, str]
+) -> dict[Path, torch.Tensor]:
+    """Where the tensors go: live ones, new ones like their parameter, or plain ones beside `state`."""
+    keys, parameters = optimizer_keys(optimizer, names), _parameters(optimizer)
+    by_key = {keys[number]: parameter for number, parameter in enumerate(parameters)}
+    found: dict[Path, torch.Tensor] = {}
+    for path in saved.tensor_paths(name):
+        box = saved.box(path_name(path))
+        if path[1] != "state" or len(path) < 4:
+            found[path] = new_tensor(box)
+            continue
+        key = path[2][1] if isinstance(path[2], tuple) else path[2]
+        if key in by_key:
+            live = optimizer.state.get(by_key[key], {}).get(path[3]) if len(path) == 4 else None
+            found[path] = _state_target(box, live, by_key[key])
+    return found
+
+
+def _state_target(box: Box, live: Any, parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(live, torch.Tensor):
+        return _placed(box, parameter)
+    return _target(box, live) if live.dtype == torch_dtype(box.dtype) else _placed(box, live)
+
+
+def _has_its_dtype(parameter: torch.Tensor, saved: Saved, paths: ParameterPaths) -> bool:
+    """Whether a parameter still has the dtype that it was saved with, as far as that is known."""
+    name = path_name(paths.get(id(parameter), ()))
+    return name not in saved.pieces or torch_dtype(saved.box(name).dtype) == parameter.dtype
+
+
+def _undo_casts(loaded: Any, given: Any) -> Any:
+    """What was loaded, with tensors as they were saved: `load_state_dict` casts them to the dtype of their
+    parameter, which rounds the float32 copies that some optimizers keep of bfloat16 weights."""
+    if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
+        return given.to(loaded.device) if loaded.dtype != given.dtype else loaded
+    if isinstance(loaded, dict) and isinstance(given, dict):
+        loaded.update({key: _undo_casts(loaded[key], given[key]) for key in loaded.keys() & given.keys()})
+    elif isinstance(loaded, list) and isinstance(given, list) and len(loaded) == len(given):
+        loaded[:] = [_undo_casts(*pair) for pair in zip(loaded, given, strict=True)]
+    return loaded
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]

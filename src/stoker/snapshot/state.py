@@ -9,7 +9,7 @@ them is saved beside it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor as DTensor  # type: ignore[attr-defined]
 
 Objects = Mapping[str, Any]  # what the user saves, by name; Any: modules, optimizers, dictionaries, values
+ParameterPaths = Mapping[int, tuple[str, str]]  # a parameter's identity → its module's name, its own in there
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,15 +89,36 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def parameter_names(objects: Objects) -> dict[int, str]:
-    """The name of every parameter of the modules among these objects, by its identity."""
-    found: dict[int, str] = {}
-    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
-    for name, module in modules.items():
-        before = f"{name}." if len(modules) > 1 else ""
-        for key, parameter in bare(module).named_parameters():
-            found.setdefault(id(parameter), before + plain_name(key))
+def parameter_paths(objects: Objects) -> ParameterPaths:
+    """The module of every parameter among these objects and its name in there, by its identity."""
+    found: dict[int, tuple[str, str]] = {}
+    for name, module in objects.items():
+        if isinstance(module, torch.nn.Module):
+            for key, parameter in bare(module).named_parameters():
+                found.setdefault(id(parameter), (name, plain_name(key)))
     return found
+
+
+def parameter_names(objects: Objects) -> dict[int, str]:
+    """The name of every parameter of the modules among these objects, by its identity: with the name of its
+    module where there are several."""
+    several = sum(isinstance(one, torch.nn.Module) for one in objects.values()) > 1
+    paths = parameter_paths(objects)
+    return {one: ".".join(path) if several else path[1] for one, path in paths.items()}
+
+
+def names_as_saved(
+    optimizer: torch.optim.Optimizer, paths: ParameterPaths, saved: Collection[Any]
+) -> dict[int, str]:
+    """The names under which the parameters of an optimizer were saved: with their module's or without, since
+    there may have been more or fewer modules beside it than now."""
+    long = {one: ".".join(path) for one, path in paths.items()}
+    short = {one: path[1] for one, path in paths.items()}
+    for names in (long, short):
+        keys = optimizer_keys(optimizer, names).values()
+        if set(keys) == set(saved) and len(keys) == len(saved):
+            return names
+    return long if len({module for module, _ in paths.values()}) > 1 else short
 
 
 def optimizer_keys(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[int, Any]:
@@ -115,14 +137,30 @@ def numbered_state(optimizer: torch.optim.Optimizer, state: Any, names: Mapping[
             f"the checkpoint has optimizer state for {missing[0]!r}, which this optimizer does not hold",
             hint="give its module too, with the same parameters, or restore without it",
         )
+    # torch matches by place, not by number: a model may register its parameters in another order now
     groups = [
-        {**group, "params": [numbers[key] for key in group["params"]]} for group in state["param_groups"]
+        {**group, "params": sorted(numbers[key] for key in group["params"])}
+        for group in state["param_groups"]
     ]
+    _check_groups(optimizer, groups)
     return {
         **state,
         "state": {numbers[key]: one for key, one in state.get("state", {}).items()},
         "param_groups": groups,
     }
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Groups of as many parameters must be of the same ones; torch itself refuses other numbers of them."""
+    first = 0
+    for at, (mine, saved) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
+        here = range(first, first + len(mine["params"]))
+        if len(here) == len(saved["params"]) and list(here) != saved["params"]:
+            raise UsageError(
+                f"group {at} of the optimizer has other parameters than the checkpoint's",
+                hint="make the optimizer with the groups it was saved with, or restore without it",
+            )
+        first = here.stop
 
 
 def _named_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Any:

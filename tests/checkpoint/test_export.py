@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from stoker.errors import UsageError
-from stoker.saved.export import diff, export
+from stoker.saved.export import Tensors, diff, export
 
 
 @pytest.fixture
@@ -51,6 +52,21 @@ def test_a_large_export_is_cut_and_has_an_index(saved, model, tmp_path: Path) ->
         assert torch.equal(load_file(tmp_path / "out" / file)[name], model.state_dict()[name])
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_an_empty_tensor_hides_no_other(open_checkpointer, tmp_path: Path, at: int) -> None:
+    names = ["a", "b", "c"]
+    names.insert(at, "empty")
+    state = {name: torch.empty(0, 4) if name == "empty" else torch.rand(3) for name in names}
+    checkpointer = open_checkpointer()
+    checkpointer.save(1, model={**state, "again": state["a"]})
+    checkpointer.wait()
+    assert Tensors(checkpointer.latest()).names() == [f"model.{name}" for name in names]
+    (path,) = export(checkpointer.latest(), tmp_path / "out")
+    found = load_file(path)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in names)
+
+
 def test_a_prefix_without_tensors_is_refused(saved, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tensors whose names begin with 'nonsense'"):
         export(saved, tmp_path / "out", prefix="nonsense")
@@ -75,3 +91,44 @@ def test_a_difference_is_named_and_measured(open_checkpointer) -> None:
         ("epoch", "1 against 2", None),
     ]
     assert diff(one, one) == []
+
+
+def saved_twice(open_checkpointer, first: dict, second: dict):
+    checkpointer = open_checkpointer()
+    found = []
+    for step, objects in enumerate((first, second), 1):
+        checkpointer.save(step, **objects)
+        checkpointer.wait()
+        found.append(checkpointer.latest())
+    return found
+
+
+def test_plain_values_are_compared_as_what_they_are(open_checkpointer) -> None:
+    one, two = saved_twice(
+        open_checkpointer,
+        {"best": math.nan, "losses": [math.nan, 1.0], "gone": None, "same": None, "none": None},
+        {"best": math.nan, "losses": [math.nan, 1.0], "new": None, "same": None, "none": 0},
+    )
+    assert [(each.name, each.what) for each in diff(one, two)] == [
+        ("gone", f"only in {one.name}"),
+        ("new", f"only in {two.name}"),
+        ("none", "null against 0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "most"),
+    [
+        (torch.tensor([2**53, 5]), torch.tensor([2**53 + 1, 5]), 1.0),
+        (torch.tensor([-(2**63)]), torch.tensor([2**63 - 1]), float(2**64 - 1)),
+        (torch.tensor([-3], dtype=torch.int8), torch.tensor([120], dtype=torch.int8), 123.0),
+        (torch.tensor([3], dtype=torch.uint8), torch.tensor([1], dtype=torch.uint8), 2.0),
+        (torch.tensor([True, False]), torch.tensor([False, False]), 1.0),
+        (torch.tensor([math.nan, 1.0]), torch.tensor([0.0, 1.0]), None),
+        (torch.tensor([math.nan, 1.0, 2.0]), torch.tensor([0.0, 1.0, 4.0]), 2.0),
+    ],
+    ids=str,
+)
+def test_the_largest_difference_is_the_true_one(open_checkpointer, one, two, most) -> None:
+    (found,) = diff(*saved_twice(open_checkpointer, {"state": {"w": one}}, {"state": {"w": two}}))
+    assert found.most == most

@@ -45,12 +45,17 @@ class Tensors:
         """Names that begin so; of tensors that share memory only the first."""
         seen: set[tuple[int, int]] = set()
         found = []
-        for name, pieces in self._pieces.items():
-            place = (pieces[0][0], pieces[0][1].at)
-            if name.startswith(prefix) and (place not in seen or not self.bytes(name)):
-                seen.add(place)
+        for name in self._pieces:
+            place = self._place(name)
+            if name.startswith(prefix) and place not in seen:
                 found.append(name)
+                seen.update([place] if place else [])
         return found
+
+    def _place(self, name: str) -> tuple[int, int] | None:
+        """Where its first byte lies; an empty piece takes no room and has the place of what follows it."""
+        pieces = ((rank, piece.at) for rank, piece in self._pieces[name] if piece.box.bytes)
+        return next(pieces, None)
 
     def box(self, name: str) -> Box:
         return self._pieces[name][0][1].box
@@ -193,15 +198,22 @@ def _tensor_difference(name: str, left: Tensors, right: Tensors) -> list[Differe
     if not changed.any():
         return []
     said = f"{int(changed.sum()):,} of {changed.size:,} elements differ"
-    return [Difference(name=name, what=said, most=_largest(mine, theirs, a.dtype))]
+    return [Difference(name=name, what=said, most=_largest(mine[changed], theirs[changed], a.dtype))]
 
 
 def _largest(mine: Bytes, theirs: Bytes, dtype: str) -> float | None:
-    numbers = [_numbers(data, dtype) for data in (mine, theirs)]
-    if numbers[0] is None or numbers[1] is None:
+    """The largest difference; None where there is none to be had, as between a number and NaN."""
+    one, two = _numbers(mine, dtype), _numbers(theirs, dtype)
+    if one is None or two is None:
         return None
+    if one.dtype.kind in "iu":
+        # unsigned arithmetic wraps around to the true distance, which float64 has no room for
+        far = np.maximum(one, two).astype(np.uint64) - np.minimum(one, two).astype(np.uint64)
+        return float(far.max())
     with np.errstate(all="ignore"):
-        return float(np.nanmax(np.abs(numbers[0] - numbers[1])))
+        apart = np.abs(one - two)
+    known = apart[~np.isnan(apart)]
+    return float(known.max()) if known.size else None
 
 
 def _numbers(data: Bytes, dtype: str) -> npt.NDArray[Any] | None:
@@ -213,22 +225,33 @@ def _numbers(data: Bytes, dtype: str) -> npt.NDArray[Any] | None:
         kind = np.dtype(dtype)
     except TypeError:
         return None
+    if kind.kind in "iu":
+        return flat.view(kind)
     return flat.view(kind).astype(np.complex128 if kind.kind == "c" else np.float64)
 
 
 def _value_differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
     left, right = _values(one), _values(other)
-    return [
-        Difference(name=name, what=f"{_short(left.get(name))} against {_short(right.get(name))}")
-        for name in sorted({*left, *right})
-        if left.get(name) != right.get(name)
-    ]
+    found = []
+    for name in sorted({*left, *right}):
+        if name not in right:
+            found.append(Difference(name=name, what=f"only in {one.name}"))
+        elif name not in left:
+            found.append(Difference(name=name, what=f"only in {other.name}"))
+        elif left[name] != right[name]:
+            said = f"{_short(left[name])} against {_short(right[name])}"
+            found.append(Difference(name=name, what=said))
+    return found
 
 
-def _values(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {path_name(path): value for part in checkpoint.parts for path, value in part.values}
+def _values(checkpoint: Checkpoint) -> dict[str, str]:
+    """Plain values as text: NaN is equal to itself there."""
+    return {
+        path_name(path): json.dumps(value, sort_keys=True)
+        for part in checkpoint.parts
+        for path, value in part.values
+    }
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
+def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,6 +14,7 @@ import numpy as np
 from stoker.errors import UsageError, require
 
 _TAG = "~"
+_ARRAY_KINDS = "biufcmMSU"  # whose dtype is all in its short name, and whose bytes are all there is
 
 
 def encode(value: Any, *, name: str) -> Any:  # anything in a state_dict; what JSON can hold
@@ -65,10 +66,19 @@ def _encode_list(value: list[Any], name: str) -> Any:
 
 def _encode_array(value: Any, name: str) -> Any:
     array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise UsageError(f"{name} is an array of Python objects", hint="give arrays of numbers")
+    masked = isinstance(value, np.ma.MaskedArray)
+    if masked or array.dtype.kind not in _ARRAY_KINDS:
+        kind = "a masked array" if masked else f"an array of {_kind_name(array.dtype)}"
+        raise UsageError(
+            f"{name} is {kind}, which a checkpoint cannot hold",
+            hint="give arrays of numbers; of others give the parts, each as an array of its own",
+        )
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {_TAG: "array", "dtype": array.dtype.str, "shape": list(array.shape), "v": data}
+
+
+def _kind_name(dtype: np.dtype[Any]) -> str:
+    return "Python objects" if dtype.hasobject else "records" if dtype.names else str(dtype)
 
 
 def _encode_bytes(value: bytes, name: str) -> Any:
@@ -86,7 +96,8 @@ def _torch_word(value: Any) -> Any:
 _WRITERS: tuple[tuple[Any, Any], ...] = (
     (list, _encode_list),
     (tuple, _encode_many("tuple")),
-    ((set, frozenset), _encode_many("set")),
+    (set, _encode_many("set")),
+    (frozenset, _encode_many("frozenset")),
     ((bytes, bytearray), _encode_bytes),
     ((np.ndarray, np.generic), _encode_array),
     (int, lambda value, name: int(value)),
@@ -104,7 +115,8 @@ def _decode_array(plain: dict[str, Any]) -> Any:
 _READERS: dict[str, Any] = {
     "dict": lambda plain: {_hashable(decode(key)): decode(value) for key, value in plain["v"]},
     "tuple": lambda plain: tuple(map(decode, plain["v"])),
-    "set": lambda plain: set(map(decode, plain["v"])),
+    "set": lambda plain: {_hashable(decode(one)) for one in plain["v"]},
+    "frozenset": lambda plain: frozenset(_hashable(decode(one)) for one in plain["v"]),
     "bytes": lambda plain: base64.b64decode(plain["v"]),
     "array": _decode_array,
     "dtype": lambda plain: getattr(require("torch", extra="torch"), plain["v"]),
@@ -113,4 +125,7 @@ _READERS: dict[str, Any] = {
 
 
 def _hashable(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
+    """What stands in a set or as a key; checkpoints of before wrote frozensets as sets."""
+    if isinstance(key, (list, tuple)):
+        return tuple(map(_hashable, key))
+    return frozenset(key) if isinstance(key, set) else key

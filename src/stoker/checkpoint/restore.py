@@ -23,6 +23,7 @@ from stoker.snapshot.state import (
     Objects,
     ParameterPaths,
     bare,
+    check_memory,
     flatten,
     names_as_saved,
     nest,
@@ -194,6 +195,9 @@ def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bo
     if strict and (missing or unknown):
         raise _missing([path_name(path) for path in missing], saved, unknown=unknown)
     tensors = {path: one for path, one in tensors.items() if path_name(path) in saved.pieces}
+    for path, one in tensors.items():
+        if not one.is_meta:  # that one is said where it is read into, with its cure
+            check_memory(path, one)
     tensors.update((path, new_tensor(saved.box(path_name(path)))) for path in inside)
     values = {path: value for path, value in values.items() if path[:2] in live}
     owned = {

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stoker.errors import UsageError
 from stoker.saved.layout import Path, path_name
@@ -26,6 +29,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor as DTensor  # type: ignore[attr-defined]
 
 Objects = Mapping[str, Any]  # what the user saves, by name; Any: modules, optimizers, dictionaries, values
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 ParameterPaths = Mapping[int, tuple[str, str]]  # a parameter's identity → its module's name, its own in there
 
 
@@ -47,12 +51,37 @@ class Flat:
                     hint="rename one of the keys",
                 )
         for path, tensor in self.tensors.items():
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-                kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
-                raise UsageError(
-                    f"{path_name(path)} is a {kind} tensor, which a checkpoint cannot hold",
-                    hint="save its parts as dense tensors",
-                )
+            check_memory(path, tensor)
+
+
+def check_memory(path: Path, tensor: torch.Tensor) -> None:
+    """A tensor must have plain memory of its own: its bytes are copied from where it says they are."""
+    kind = _strange_kind(tensor)
+    if kind:
+        hint = "save its parts as dense tensors"
+        if kind == "lazy":
+            hint = "run the module once, so that its shapes are known"
+        raise UsageError(f"{path_name(path)} is a {kind} tensor, which a checkpoint cannot hold", hint=hint)
+
+
+def _strange_kind(tensor: torch.Tensor) -> str:
+    """What a tensor without plain memory is; nothing for others, and for a DTensor, whose parts have it."""
+    kinds = {
+        "lazy": is_lazy(tensor),
+        "nested": tensor.is_nested,
+        "meta": tensor.is_meta,
+        "quantized": tensor.is_quantized,
+        str(tensor.layout): tensor.layout != torch.strided,
+        type(tensor).__name__: isinstance(tensor, FakeTensor) or _wraps_others(tensor),
+    }
+    found = next((kind for kind, is_it in kinds.items() if is_it), "")
+    if found or isinstance(tensor, DTensor) or not tensor.numel() or tensor.data_ptr():
+        return found
+    return "freed" if type(tensor) in _PLAIN else type(tensor).__name__
+
+
+def _wraps_others(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, DTensor) and is_traceable_wrapper_subclass(tensor)
 
 
 def flatten(objects: Objects) -> Flat:
@@ -174,15 +203,36 @@ def _named_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
 
 def _add(flat: Flat, path: Path, value: Any) -> None:
     if isinstance(value, torch.Tensor):
+        if type(value) not in _PLAIN or value.is_nested:  # also where a plan is kept: it does not look again
+            check_memory(path, value)
         flat.tensors[path] = value
     elif isinstance(value, Mapping) and value:
         for key, one in value.items():
-            _add(flat, (*path, key if isinstance(key, str) else ("k", key)), one)
+            _add(flat, (*path, _step(path, key)), one)
     elif isinstance(value, (list, tuple)) and _is_nested(value):
         for at, one in enumerate(value):
             _add(flat, (*path, at), one)
     else:
         flat.values[path] = value
+
+
+def _step(path: Path, key: Any) -> Any:
+    """A key as a step of a path: it must come back from JSON as what it is."""
+    if isinstance(key, str):
+        return key if type(key) is str else str.__str__(key)
+    if not _is_plain_key(key):
+        raise UsageError(
+            f"{path_name(path)} has the key {key!r}, a {type(key).__module__}.{type(key).__name__}, "
+            "which a checkpoint cannot hold",
+            hint="use text, numbers or tuples of them as keys",
+        )
+    return "k", key
+
+
+def _is_plain_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return all(map(_is_plain_key, key))
+    return key is None or isinstance(key, (str, int, float))
 
 
 def _is_nested(value: list[Any] | tuple[Any, ...]) -> bool:

@@ -168,6 +168,11 @@ class Reading:
             )
         if not target.numel():
             return
+        if not target.data_ptr():
+            raise UsageError(
+                f"{box.name} is a {type(target).__name__} without memory of its own to be restored into",
+                hint="restore into plain tensors, and make what wraps them afterwards",
+            )
         rows_only = tuple(target.shape[1:]) == box.sizes[1:]
         plain = target.is_contiguous() and not target.is_conj() and not target.is_neg()
         if rows_only and plain and target.dtype == torch_dtype(box.dtype):

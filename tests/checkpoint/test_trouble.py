@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +36,19 @@ def values_in(checkpointer: Checkpointer, name: str) -> set[float]:
     }
 
 
-@contextmanager
-def interrupted_once(when: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C in the main thread, as soon as something is so."""
-
-    def wait_and_kill() -> None:
-        while not when():
-            time.sleep(0.005)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=wait_and_kill)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
 def parts_under_way(root: Path) -> list[Path]:
     return [*root.glob(".saving-*/part-*.bin")]
 
 
-def test_an_interrupt_of_a_wait_is_no_failure_and_the_save_is_not_written_over(tmp_path: Path) -> None:
+def test_an_interrupt_of_a_wait_is_no_failure_and_the_save_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpointer = Checkpointer(tmp_path / "run", chunk_bytes=CHUNK, limits=SLOW, world=World())
     checkpointer.save(1, state=state(1))
-    with interrupted_once(lambda: parts_under_way(tmp_path / "run")), pytest.raises(KeyboardInterrupt):
-        checkpointer.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(Future, "exception", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.wait()
     checkpointer.save(2, state=state(2))
     checkpointer.close()
     assert checkpointer.report().saves == 2
@@ -86,7 +71,7 @@ def test_an_interrupt_of_a_copy_ends_the_save_and_nothing_waits_for_it(
     assert [path.name[:6] for path in (tmp_path / "run").glob("0*")] == ["000002"]
 
 
-def _interrupted(snapshot: Any) -> None:
+def _interrupted(whatever: Any) -> None:
     raise KeyboardInterrupt
 
 

@@ -23,7 +23,7 @@ from stoker.snapshot.copy import Snapshot
 from stoker.world import World
 
 CHUNK = 4096
-SLOW = Limits(write_bytes_per_s=400_000)
+SLOW = Limits(write_bytes_per_s=2_000_000)
 
 
 def state(value: float) -> dict[str, torch.Tensor]:

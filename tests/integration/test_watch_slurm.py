@@ -15,6 +15,8 @@ from stoker import runs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.integration
+
 TRAIN = Path(__file__).parent / "watch" / "programs" / "loop.py"
 SRUN = ("srun", "--nodes", "2", "--ntasks", "2", "--quiet")
 

@@ -20,6 +20,8 @@ from stoker.recording import KINDS, RankRecord, Recording
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.integration
+
 PROGRAMS = Path(__file__).parent / "programs"
 BIN = Path(sys.executable).parent
 

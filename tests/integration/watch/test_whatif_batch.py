@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from stoker import runs
 from stoker.observe.sizes import find_flag
 from stoker.observe.watch import Options
@@ -19,6 +21,8 @@ from stoker.report.whatif import whatif_lines, whatif_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.integration
 
 PROGRAM = Path(__file__).parent / "programs" / "sizes.py"
 

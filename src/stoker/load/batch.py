@@ -166,12 +166,11 @@ def _is_of_one_dataset(draw: Draw) -> bool:
 
 def by_dataset(draw: Draw) -> Iterator[tuple[int, slice | Integers, Draw]]:
     """Each dataset of a draw: its number, which rows are its own, and what was drawn of it."""
-    datasets = {dataset for dataset, _, _ in draw.keys}
-    if len(datasets) == 1:
-        yield datasets.pop(), slice(None), draw
+    if _is_of_one_dataset(draw):
+        yield draw.keys[0][0], slice(None), draw
         return
     dataset = draw.dataset
-    for which in sorted(datasets):
+    for which in sorted({which for which, _, _ in draw.keys}):
         mine = np.flatnonzero(dataset == which)
         yield which, mine, draw.rows(mine)
 

@@ -23,9 +23,6 @@ class Gathering:
         self._way = _way(tokens.dtype, dtype)
         self._tokens_at, self._places_at = tokens.ctypes.data, self._places.ctypes.data
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def put(self, into: Array, *, first: int = 0) -> None:
         """Fill `into`, [rows, tokens] without gaps, with the rows from `first` on."""
         rows, length = into.shape

@@ -223,7 +223,7 @@ def measure_disk(folder: Path, device: str, seconds: float, large: dict) -> dict
         options = {**large, "chunk_bytes": 128 << 20, "reader": "direct", "readers": threads, "lanes": 8}
         bare, verifying, after = [direct_reads(folder, threads, 10**9)], [], []
         for _ in range(5):
-            first, second = feed_speed(folder, device, 2 * seconds, passes=2, **options)
+            first, second = feed_speed(folder, device, 4 * seconds, passes=2, **options)
             bare.append(direct_reads(folder, threads, 10**9))
             verifying.append(first["gb_s"] / statistics.mean(bare[-2:]))
             after.append(second["gb_s"] / statistics.mean(bare[-2:]))

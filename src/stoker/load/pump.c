@@ -181,15 +181,15 @@ static int64_t unit_at(const Piece *piece, int64_t offset)
     return offset >= piece->doubted && offset < piece->trusted ? piece->block : PAGE;
 }
 
-/* Cut the next step off a job, with the lock held. Steps end on multiples of their size, as disks like it, and
-   so that neighbours read each block and page once; a rest that is smaller than these goes with the step before
-   it. */
+/* Cut the next step off a job, with the lock held. Steps of a piece are of one size, so that none is a small one that
+   takes a disk as long as a large one, and end where a block or page does, so that neighbours read each once. */
 static Piece cut_step(Pool *pool, Job *job)
 {
     Piece *piece = &job->pieces[job->at], step = *piece;
-    int64_t unit = piece->doubted < piece->trusted ? piece->block : PAGE, whole = (int64_t)piece->bytes;
-    int64_t room = down((int64_t)pool->step, unit), bytes = smaller(whole, room - piece->offset % room);
-    if (whole - bytes <= unit || piece->memory)
+    int64_t whole = (int64_t)piece->bytes, count = up(whole, (int64_t)pool->step) / (int64_t)pool->step;
+    int64_t unit = piece->doubted < piece->trusted ? piece->block : PAGE;
+    int64_t bytes = smaller(whole, up(piece->offset + whole / count, unit) - piece->offset);
+    if (piece->memory)
         bytes = whole;
     step.bytes = (size_t)bytes;
     piece->offset += bytes, piece->target += (uint64_t)bytes, piece->bytes -= (size_t)bytes;

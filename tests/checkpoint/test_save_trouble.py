@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -136,6 +138,18 @@ def test_checkpoints_stay_newer_than_those_of_a_remote_tier_that_is_away(
 
 def _away(tiers: Tiers) -> list[str]:
     raise StorageError("the store is away", hint="wait for it")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_was_saved_is_not_held_until_the_next_save(tmp_path: Path, overlap: bool) -> None:
+    memory = np.ones((500, 300), np.float32)
+    held = weakref.ref(memory)
+    with Checkpointer(tmp_path, chunk_bytes=CHUNK, overlap=overlap, world=World()) as checkpointer:
+        checkpointer.save(1, state={"w": torch.from_numpy(memory)})
+        del memory
+        while checkpointer.is_saving:
+            time.sleep(0.01)
+        assert held() is None
 
 
 def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

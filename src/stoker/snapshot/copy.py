@@ -184,7 +184,8 @@ class Snapshot:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Raise what went wrong in the copy, now that everything is written."""
+        """Raise what went wrong in the copy, now that everything is written, and let go of the tensors."""
+        self._groups = []
         self._check_versions()
         with self._changed:
             self._raise_if_aborted()

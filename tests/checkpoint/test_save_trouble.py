@@ -19,8 +19,9 @@ from stoker.checkpoint.checkpointer import Checkpointer
 from stoker.checkpoint.storm import Limits
 from stoker.errors import CheckpointError, StorageError
 from stoker.saved import commit
+from stoker.saved.layout import step_of
 from stoker.saved.retention import collect
-from stoker.saved.tiers import Tiers
+from stoker.saved.tiers import Tiers, local_names
 from stoker.snapshot.copy import Snapshot
 from stoker.world import World
 
@@ -164,3 +165,30 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
     assert (
         len([*(tmp_path / "here" / "run").glob("0*")]) == len([*(tmp_path / "here" / "far").glob("0*")]) == 2
     )
+
+
+@pytest.mark.filterwarnings("ignore:another job saves")
+def test_two_jobs_in_one_folder_keep_their_own_newest_checkpoints_and_are_told(tmp_path: Path) -> None:
+    with (
+        Checkpointer(tmp_path, keep=2, world=World()) as patient,
+        Checkpointer(tmp_path, keep=2, world=World()) as busy,
+    ):
+        patient.save(1, state=state(1))
+        patient.wait()
+        for step in range(100, 105):
+            busy.save(step, state=state(2))
+            busy.wait()
+        patient.save(2, state=state(1))
+        with pytest.warns(RuntimeWarning, match="another job saves into"):
+            patient.wait()
+        for step in range(105, 110):
+            busy.save(step, state=state(2))
+    assert sorted(map(step_of, local_names(tmp_path))) == [2, 108, 109]
+
+
+def test_a_job_deletes_what_the_one_before_left(tmp_path: Path) -> None:
+    for first in (1, 11):
+        with Checkpointer(tmp_path, keep=2, world=World()) as checkpointer:
+            for step in range(first, first + 3):
+                checkpointer.save(step, state=state(1))
+    assert sorted(map(step_of, local_names(tmp_path))) == [12, 13]

@@ -320,6 +320,8 @@ class Checkpointer:
             durable_s=done.durable_s,
             bytes=done.bytes,
         )
+        if done.warning:
+            warnings.warn(done.warning, RuntimeWarning, stacklevel=3)
 
     def _surface(self) -> None:
         """Raise what failed in the background, with its cause."""

@@ -19,7 +19,7 @@ from stoker.checkpoint.options import CheckpointOptions
 from stoker.errors import CheckpointError, StokerError, StorageError
 from stoker.saved.layout import MANIFEST, Part, file_names, newest_first, part_name
 from stoker.saved.reader import Checkpoint
-from stoker.saved.retention import remote_garbage, remove_local, remove_remote, retain, superseded
+from stoker.saved.retention import Ours, remote_garbage, remove_local, remove_remote, retain, superseded
 from stoker.saved.tiers import LocalFolder, RemoteFolder, Tiers
 from stoker.saved.writer import Pace
 from stoker.storage import Store, named_errors
@@ -33,9 +33,9 @@ class Drain:
     client in native code aborts the process then): whoever makes a drain closes it, at exit too."""
 
     def __init__(
-        self, tiers: Tiers, board: Board, options: CheckpointOptions, *, busy: Callable[[], bool]
+        self, tiers: Tiers, board: Board, options: CheckpointOptions, *, ours: Ours, busy: Callable[[], bool]
     ) -> None:
-        self._tiers, self._board, self._options, self._busy = tiers, board, options, busy
+        self._tiers, self._board, self._options, self._ours, self._busy = tiers, board, options, ours, busy
         self._rank, self._size = options.world.rank, options.world.size
         self._pace = Pace(options.limits.drain_bytes_per_s)
         self._changed = threading.Condition()
@@ -120,7 +120,7 @@ class Drain:
             raise
         if self._rank == 0:
             self._tidy(number, store)
-            retain(self._tiers, keep=self._options.keep)
+            retain(self._tiers, keep=self._options.keep, among=self._ours.has)
         elif self._leads_here:
             checked(self._board.read(f"{key}/all", timeout_s=2 * self._options.timeout_s))
             self._retain_here(name)
@@ -136,7 +136,8 @@ class Drain:
     def _retain_here(self, drained: str) -> None:
         """Delete on the disk of this node what the one just drained stands in for. In the remote tier rank 0
         deletes, at this moment perhaps: two would take files away from under each other."""
-        superseded_here, _ = superseded(Tiers(root=self._tiers.root), keep=self._options.keep)
+        here = Tiers(root=self._tiers.root)
+        superseded_here, _ = superseded(here, keep=self._options.keep, among=self._ours.has)
         for name in superseded_here:
             if newest_first({name, drained})[0] != name:
                 remove_local(self._tiers.root, name)

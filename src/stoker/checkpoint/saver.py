@@ -30,7 +30,7 @@ from stoker.saved.commit import (
     sign_unsigned,
 )
 from stoker.saved.layout import Part, Piece, parse_manifest, part_from_json, part_name, sequence_of
-from stoker.saved.retention import collect, retain
+from stoker.saved.retention import Ours, collect, retain
 from stoker.saved.tiers import Tiers, local_names
 from stoker.saved.writer import Pace, Source, write_part
 from stoker.spans import span
@@ -60,12 +60,14 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """How a save went: its name, its bytes on this rank, and the seconds from its call to durable."""
+    """How a save went: its name, its bytes on this rank, and the seconds from its call to durable; and what
+    the loop should be told of."""
 
     name: str
     step: int
     bytes: int
     durable_s: float
+    warning: str
 
 
 class Saver:
@@ -78,7 +80,9 @@ class Saver:
         self._world = options.world
         self._thread: threading.Thread | None = None
         self.pending: Future[Finished] | None = None  # nobody has asked yet how it ended
-        self.drain = Drain(tiers, board, options, busy=busy) if tiers.remote is not None else None
+        self._ours = Ours()
+        has_remote = tiers.remote is not None
+        self.drain = Drain(tiers, board, options, ours=self._ours, busy=busy) if has_remote else None
         self._sequence, self._tidies, self._forgotten = 0, False, 0
         self._collecting, self._has_collected = threading.Lock(), False
         self._newest = 0  # sequence of
@@ -135,6 +139,7 @@ class Saver:
 
     def _run(self, save: Save) -> Finished:
         saving, leads_here = self._begin(save)
+        self._ours.add(saving.name)
         mine: BaseException | None = None
         part: Part | None = None
         try:
@@ -152,8 +157,24 @@ class Saver:
             if mine is not None:  # this rank knows better than what came back from rank 0
                 raise mine from None
             raise
-        seconds = time.monotonic() - save.asked_at
-        return Finished(name=saving.name, step=save.step, bytes=save.snapshot.bytes, durable_s=seconds)
+        return Finished(
+            name=saving.name,
+            step=save.step,
+            bytes=save.snapshot.bytes,
+            durable_s=time.monotonic() - save.asked_at,
+            warning=self._of_strangers() if self._world.rank == 0 else "",
+        )
+
+    def _of_strangers(self) -> str:
+        """What to say if another job puts checkpoints beside those of this one."""
+        root = self._tiers.root
+        with suppress(OSError):
+            if not all(map(self._ours.has, local_names(root))):
+                return (
+                    f"another job saves into {root}: each keeps its own newest checkpoints, but a restart "
+                    "takes the newest of all. Give each job a folder of its own"
+                )
+        return ""
 
     def _begin(self, save: Save) -> tuple[Saving, bool]:
         """The save's temporary folder, and whether this rank commits it on a node that is not rank 0's."""
@@ -276,7 +297,7 @@ class Saver:
         """Delete checkpoints that newer ones stand in for."""
         if self._tidies and not self.drain:
             with suppress(StokerError):  # what cannot go now goes after the next save
-                retain(self._tiers, keep=self._options.keep)
+                retain(self._tiers, keep=self._options.keep, among=self._ours.has)
 
 
 NOT_SAVED = "a checkpoint was not saved"

@@ -9,14 +9,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.saved.commit import OWNER, is_dead
-from stoker.saved.layout import MANIFEST, SAVING, newest_first
+from stoker.saved.layout import MANIFEST, SAVING, newest_first, sequence_of
 from stoker.saved.reader import Checkpoint, Folder
 from stoker.saved.tiers import LocalFolder, RemoteFolder, Tiers, local_names, remote_names
 from stoker.storage import Store, sync_folder
@@ -24,6 +24,27 @@ from stoker.storage import Store, sync_folder
 TRASH = ".trash-"
 _SILENT_S = 24 * 3600.0  # what a process on another machine has not touched for so long is taken for dead
 _NAMELESS_S = 600.0
+
+
+class Ours:
+    """Which checkpoints a job may delete: its own, and those that were there before its first. Others are of
+    a job that saves into the same folder at the same time."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._first: int | None = None  # sequence of
+
+    def add(self, name: str) -> None:
+        self._names.add(name)
+        if self._first is None:
+            self._first = sequence_of(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._names or self._first is None or (sequence_of(name) or 0) < self._first
+
+
+def _any_name(name: str) -> bool:
+    return True
 
 
 def expired(names: Sequence[str], *, keep: int, safe: Collection[str] | None = None) -> list[str]:
@@ -38,21 +59,24 @@ def expired(names: Sequence[str], *, keep: int, safe: Collection[str] | None = N
     return [name for name in rest if names.index(name) > newest_safe]
 
 
-def superseded(tiers: Tiers, *, keep: int) -> tuple[list[str], list[str]]:
-    """What newer whole checkpoints stand in for, here and in the remote tier."""
+def superseded(
+    tiers: Tiers, *, keep: int, among: Callable[[str], bool] = _any_name
+) -> tuple[list[str], list[str]]:
+    """What newer whole checkpoints stand in for, here and in the remote tier; others are not looked at."""
     if keep <= 0:
         return [], []
-    near = [one for one in local_names(tiers.root) if _is_whole(LocalFolder(tiers.root / one), parts=False)]
+    names = filter(among, local_names(tiers.root))
+    near = [one for one in names if _is_whole(LocalFolder(tiers.root / one), parts=False)]
     if tiers.remote is None:
         return expired(near, keep=keep), []
-    far = tiers.remote_names()
+    far = [*filter(among, tiers.remote_names())]
     safe = {next((one for one in far if _is_whole(RemoteFolder(tiers.remote, one))), "")}
     return expired(near, keep=keep, safe=safe), expired(far, keep=keep, safe=safe)
 
 
-def retain(tiers: Tiers, *, keep: int) -> list[str]:
+def retain(tiers: Tiers, *, keep: int, among: Callable[[str], bool] = _any_name) -> list[str]:
     """Delete what is superseded; gives the names of those that were here."""
-    near, far = superseded(tiers, keep=keep)
+    near, far = superseded(tiers, keep=keep, among=among)
     for name in far:
         assert tiers.remote is not None
         remove_remote(tiers.remote, name)

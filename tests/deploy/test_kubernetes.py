@@ -52,6 +52,7 @@ def validate(each: dict[str, Any], version: str) -> None:
         kubernetes_validate.validate(each, version, strict=True)
 
 
+@pytest.mark.integration  # with a validator and schemas of others
 @pytest.mark.parametrize("size", SIZES)
 def test_objects_are_valid_by_the_schemas_of_several_versions(size: str) -> None:
     found = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,18 @@ from small_datasets import make_tokens
 @pytest.fixture
 def corpus(tmp_path) -> Path:
     """Uneven shards: 41,000 tokens in documents of many lengths."""
+    return uneven_shards(tmp_path / "corpus", (100, 37, 1, 160, 80))
+
+
+@pytest.fixture
+def small_corpus(tmp_path) -> Path:
+    """The same, of 12,000 tokens."""
+    return uneven_shards(tmp_path / "small", (30, 11, 1, 48, 24))
+
+
+def uneven_shards(folder: Path, documents: Sequence[int]) -> Path:
     rng = np.random.default_rng(7)
-    lengths = [rng.integers(1, 200, n).tolist() for n in (100, 37, 1, 160, 80)]
-    return make_tokens(tmp_path / "corpus", lengths)
+    return make_tokens(folder, [rng.integers(1, 200, count).tolist() for count in documents])
 
 
 @pytest.fixture(autouse=True)

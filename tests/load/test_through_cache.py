@@ -34,7 +34,10 @@ def damage(path, at=5000):
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("more", [{}, {"packing": "best-fit"}, {"reader": "mmap"}, {"workers": "process"}])
+PROCESSES = pytest.param({"workers": "process"}, marks=pytest.mark.integration)
+
+
+@pytest.mark.parametrize("more", [{}, {"packing": "best-fit"}, {"reader": "mmap"}, PROCESSES])
 def test_batches_are_the_same(corpus, cache, more):
     assert through(corpus, cache, **more) == direct(corpus, **more)
 
@@ -109,6 +112,7 @@ def test_damage_at_the_origin_is_said(corpus, cache):
         through(corpus, cache)
 
 
+@pytest.mark.integration
 def test_a_budget_smaller_than_the_dataset_is_enough(tmp_path):
     """Six files of 9 MB through a cache that holds three."""
     corpus = make_tokens(tmp_path / "large", [[4_600_000]] * 6)

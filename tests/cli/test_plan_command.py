@@ -36,6 +36,16 @@ def test_a_plan_is_said_in_words() -> None:
     assert "GPUs wait   31% of the first epoch" in said
 
 
+def test_what_is_not_known_is_left_out_and_not_claimed() -> None:
+    assert run().startswith("training: 1 nodes x 8 GPUs\n\na node needs\n")
+    unread = run("--dataset", "20TB", "--store-rate", "10GB/s")
+    assert "GPUs wait" not in unread
+    stored_nowhere = run("--parameters", "70B")
+    assert "in the store" not in stored_nowhere
+    assert "stopping the loop" not in stored_nowhere
+    assert "on NVMe after" in run("--parameters", "70B", "--nvme", "4TB")
+
+
 def test_the_needs_of_a_plan_are_what_doctor_checks() -> None:
     plan = json.loads(run(*KNOWN, "--json"))
     need = need_of(plan)

@@ -66,6 +66,13 @@ def test_a_node_caches_its_share_and_the_rest_goes_to_the_store() -> None:
     assert made.caching.everywhere_s == pytest.approx(10 * made.caching.stage_s)
 
 
+def test_rates_of_nothing_and_of_next_to_nothing_are_planned_with() -> None:
+    assert plan(parameters="8B", nvme="1TB", nvme_rate=0).saving.write_s == 0
+    slow = plan(read_rate="1000TB/s", nodes=1000, dataset="20TB", store_rate=1)
+    assert slow.starving.first == 1
+    assert slow.starving.gpu_hours > 0
+
+
 def test_starvation_has_a_price() -> None:
     made = plan(
         nodes=9, read_rate="200MB/s", dataset="14.4TB", store_rate="7.2GB/s", nvme="4TB", gpu_hour=2, epochs=3

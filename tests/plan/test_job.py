@@ -31,6 +31,8 @@ def test_values_have_units() -> None:
         ({"nodes": 1.5}, "nodes: 1.5 is no count"),
         ({"nodes": -3}, "nodes: -3 is no count"),
         ({"nodes": 0}, "nodes: 0 cannot work"),
+        ({"snapshot_rate": 0}, "snapshot_rate: 0 cannot work"),
+        ({"gpu_flops": 0}, "gpu_flops: 0 cannot work"),
         ({"nodes": True}, "nodes: True is no value"),
         ({"nodes": [1]}, "nodes: [1] is no count"),
         ({"sample": "3 parsecs"}, "sample: '3 parsecs' is no size"),

@@ -234,7 +234,7 @@ def _idle(*, wanted: float, given: float) -> float:
 
 def _lost(idle: float) -> float:
     """Seconds waited for each second of work."""
-    return idle / (1 - idle)
+    return idle / max(1 - idle, 1e-12)
 
 
 def _slowest(*rates: float) -> float:

@@ -23,6 +23,10 @@ _TIME = re.compile(r"^(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s|min|h|d|)$")
 _NUMBER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([KMBT]?)$", re.IGNORECASE)
 
+_NEEDED = (  # what others are divided by
+    "nodes", "gpus_per_node", "workers", "prefetch", "thread_rate", "read_block", "gpu_flops", "snapshot_rate",
+)  # fmt: skip
+
 
 def _known(kind: str, default: Any, help: str) -> Any:
     """A field with what a reader of --help and a parser of YAML need to know of it."""
@@ -75,9 +79,9 @@ class Job:
     gpu_hour: float = _known("number", 0.0, "price of a GPU-hour")
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus_per_node", "workers", "prefetch", "thread_rate", "read_block"):
+        for name in _NEEDED:
             if not getattr(self, name):
-                raise UsageError(f"{name}: 0 cannot work", hint=f"{name} is {_help(name)}: give 1 or more")
+                raise UsageError(f"{name}: 0 cannot work", hint=f"{name} is {_help(name)}: give more")
         if self.loader not in ("thread", "process"):
             raise UsageError(f"loader: {self.loader!r} is unknown", hint="use thread or process")
         if not 0 < self.mfu <= 1:

@@ -36,7 +36,7 @@ def plan_saving(job: Job) -> Saving:
     if not size:
         return _nothing(mtbf)
     stall = size / job.gpus / job.snapshot_rate
-    write = node / job.nvme_rate if job.nvme else 0.0
+    write = node / job.nvme_rate if job.nvme and job.nvme_rate else 0.0
     drain = size / _store_write_rate(job) if _store_write_rate(job) else 0.0
     durable = max(write, drain)  # a node's NVMe goes with the node
     interval = max(

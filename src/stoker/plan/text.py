@@ -13,9 +13,9 @@ Row = tuple[str, str]
 
 def say_plan(plan: Plan, courses: Sequence[Course] = ()) -> str:
     """Sections of aligned lines; what does not fit comes last, where it is read."""
-    sections = [f"{title}\n{_table(rows)}" for title, rows in rows_of(plan)]
+    sections = [_section(title, rows) for title, rows in rows_of(plan)]
     if courses:
-        sections.append(f"simulated, {courses[0].cluster.nodes:,} nodes\n{_table(course_rows(courses))}")
+        sections.append(_section(f"simulated, {courses[0].cluster.nodes:,} nodes", course_rows(courses)))
     if plan.unknown:
         sections.append("not known, so not planned\n" + "\n".join(f"  {line}" for line in plan.unknown))
     if plan.notes:
@@ -32,7 +32,7 @@ def rows_of(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
         yield "cache", list(_cache(plan))
     if plan.saving.bytes:
         yield "checkpoints", list(_saving(plan))
-    if job.dataset and job.store_rate:
+    if job.dataset and job.store_rate and plan.reading.job:
         yield "starvation", list(_starving(plan))
 
 
@@ -103,19 +103,25 @@ def _saving(plan: Plan) -> Iterator[Row]:
     yield (
         "behind the loop",
         (
-            f"stall {say_time(saving.stall_s)}, "
-            f"in the store after {say_time(saving.drain_s or saving.write_s)}; "
+            f"stall {say_time(saving.stall_s)}{_durable(plan)}; "
             f"every {say_time(saving.interval_s)}, {saving.loss:.2%} lost"
         ),
     )
-    yield (
-        "stopping the loop",
-        (
-            f"stall {say_time(saving.sync_stall_s)}; every {say_time(saving.sync_interval_s)}, "
-            f"{saving.sync_loss:.2%} lost"
-        ),
-    )
+    if _durable(plan):
+        yield (
+            "stopping the loop",
+            (
+                f"stall {say_time(saving.sync_stall_s)}; every {say_time(saving.sync_interval_s)}, "
+                f"{saving.sync_loss:.2%} lost"
+            ),
+        )
     yield "failures", f"one every {say_time(saving.mtbf_s)}"
+
+
+def _durable(plan: Plan) -> str:
+    if plan.saving.drain_s:
+        return f", in the store after {say_time(plan.saving.drain_s)}"
+    return f", on NVMe after {say_time(plan.saving.write_s)}" if plan.saving.write_s else ""
 
 
 def _starving(plan: Plan) -> Iterator[Row]:
@@ -129,6 +135,6 @@ def _rate(value: float) -> str:
     return f"{say_size(value)}/s"
 
 
-def _table(rows: Sequence[Row]) -> str:
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:{width}}  {value}" for name, value in rows)
+def _section(title: str, rows: Sequence[Row]) -> str:
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([title, *(f"  {name:{width}}  {value}" for name, value in rows)])

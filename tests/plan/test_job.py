@@ -38,6 +38,7 @@ def test_values_have_units() -> None:
         ({"sample": "3 parsecs"}, "sample: '3 parsecs' is no size"),
         ({"step": "soon"}, "step: 'soon' is no time"),
         ({"read_rate": "fast"}, "read_rate: 'fast' is no rate"),
+        ({"node_rate": "100Gb/s"}, "node_rate: '100Gb/s' is no rate in bytes"),
         ({"parameters": "nan"}, "parameters: 'nan' is no number"),
         ({"loader": "magic"}, "loader: 'magic' is unknown"),
         ({"mfu": 2}, "mfu: 2.0 is no share"),

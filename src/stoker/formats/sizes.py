@@ -7,15 +7,15 @@ import re
 
 from stoker.errors import UsageError
 
-_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?$", re.IGNORECASE)
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(?:([KMGTP])(i?))?B?$", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
     """512MiB, 1.5GB, 67108864."""
     match = _SIZE.match(str(text).strip())
-    if not match:
+    if not match or math.isinf(float(match[1])):
         raise UsageError(f"{text!r} is not a size", hint="write 512MiB, 2GB or a number of bytes")
     units = _BINARY if match[3] else _DECIMAL
     return math.ceil(float(match[1]) * units[(match[2] or "").upper()])
@@ -23,7 +23,7 @@ def parse_size(text: str | int) -> int:
 
 def say_size(count: float) -> str:
     """1.5 GB."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
     while value >= 999.5 and len(units) > 1:
         value /= 1000
         units.pop(0)

@@ -20,6 +20,9 @@ from stoker.plan.documents import read_document
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"^(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s|min|h|d|)$")
+_BITS = re.compile(
+    r"[KMGTP]i?b$"
+)  # networks are sold in Gb/s: taken for bytes, they would be eight times as fast
 _NUMBER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([KMBT]?)$", re.IGNORECASE)
 
@@ -180,7 +183,10 @@ def _bytes(text: str) -> int:
 
 
 def _rate(text: str) -> float:
-    return float(_bytes(text.removesuffix("/s").strip()))
+    size = text.removesuffix("/s").strip()
+    if _BITS.search(size):
+        raise ValueError(text)
+    return float(_bytes(size))
 
 
 _PARSERS: dict[str, Any] = {
@@ -193,7 +199,7 @@ _PARSERS: dict[str, Any] = {
 _SAID = {
     "count": "count (8, 16K)",
     "bytes": "size (3.1MB, 2TiB)",
-    "rate": "rate (200MB/s)",
+    "rate": "rate in bytes (200MB/s)",
     "seconds": "time (500ms, 2h)",
     "number": "number (0.4, 8B)",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from stoker.errors import UsageError
 from stoker.plan.job import make_job, read_job
 from stoker.plan.measured import of_recording, read_measured
-from stoker.recording import KINDS, RankRecord, Recording, Samples, Spans, Steps
+from stoker.recording import KINDS, GpuRecord, HostRecord, RankRecord, Recording, Samples, Spans, Steps
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -100,6 +101,19 @@ def test_a_recorded_run_gives_the_step_without_its_wait() -> None:
     values = of_recording(_recording(step_s=1.0, wait_s=0.6, batch_bytes=80_000_000), source="run").values
     assert values["step"] == pytest.approx(0.4)
     assert values["read_rate"] == pytest.approx(200e6)
+
+
+def test_a_run_on_one_node_does_not_make_a_job_of_sixteen_smaller(tmp_path: Path) -> None:
+    none = Samples(t=np.empty(0), columns={})
+    card = GpuRecord(node="n0", index=0, name="H200", power_limit_w=700, memory_bytes=1, samples=none)
+    host = HostRecord(node="n0", cpus=24, quota_cores=np.inf, samples=none)
+    recording = replace(_recording(step_s=1.0, wait_s=0.6, batch_bytes=1), gpus=(card,), hosts=(host,))
+    measured = of_recording(recording, source="run")
+    path = tmp_path / "job.json"
+    path.write_text('{"nodes": 16, "gpus_per_node": 8, "step": "1s"}')
+    job = read_job(path, unless_said=measured.machines, **measured.values)
+    assert (job.nodes, job.gpus_per_node, job.cores) == (16, 8, 24)
+    assert job.step == pytest.approx(0.4)
 
 
 def test_a_run_without_steps_measures_nothing() -> None:

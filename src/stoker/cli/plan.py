@@ -69,8 +69,9 @@ def command(
 
     found = [read_measured(path) for path in measured]
     seen = {name: value for one in found for name, value in one.values.items()}
+    machines = {name: value for one in found for name, value in one.machines.items()}
     said = {name: value for name, value in given.items() if value is not None}
-    plan = make_plan(read_job(job, **{**seen, **said}))
+    plan = make_plan(read_job(job, unless_said=machines, **{**seen, **said}))
     courses = _courses(plan) if simulate else []
     if html:
         html.write_text(_page(plan, courses), "utf-8")

@@ -27,7 +27,8 @@ _NUMBER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([KMBT]?)$", re.IGNORECASE)
 
 _NEEDED = (  # what others are divided by
-    "nodes", "gpus_per_node", "workers", "prefetch", "thread_rate", "read_block", "gpu_flops", "snapshot_rate",
+    "nodes", "gpus_per_node", "workers", "prefetch", "thread_rate", "read_block", "gpu_flops",
+    "snapshot_rate",
 )  # fmt: skip
 
 
@@ -124,12 +125,14 @@ class Job:
 FIELDS: dict[str, Field[Any]] = {one.name: one for one in fields(Job)}
 
 
-def read_job(path: Path | None = None, **given: Any) -> Job:
+def read_job(path: Path | None = None, *, unless_said: Mapping[str, Any] | None = None, **given: Any) -> Job:
     """A job from a file and from single values, which count more; every value is checked."""
     said = read_document(path) if path else {}
     if isinstance(said.get("job"), dict):
         said = said["job"]  # a plan that was written as JSON holds the job it was made from
-    return make_job({**said, **{name: value for name, value in given.items() if value is not None}})
+    return make_job(
+        {**(unless_said or {}), **said, **{name: value for name, value in given.items() if value is not None}}
+    )
 
 
 def make_job(values: Mapping[str, Any]) -> Job:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from stoker.recording import KINDS, RankRecord, Recording
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Values of a job, and where they were measured."""
+    """Values of a job, and where they were measured. `machines` is what it was measured on: a few minutes on
+    one node say nothing against the 16 that a job is to have."""
 
     source: str
     values: dict[str, Any]  # of any kind a job has
+    machines: dict[str, int] = field(default_factory=dict)
 
 
 def read_measured(path: Path) -> Measured:
@@ -46,14 +48,17 @@ def of_recording(recording: Recording, *, source: str) -> Measured:
     values: dict[str, Any] = {"step": step}
     if read > 0:
         values["read_rate"] = read / step
-    gpus = [sum(gpu.node == rank.node for gpu in recording.gpus) for rank in ranks[:1]]
-    if gpus and gpus[0]:
-        values.update(gpus_per_node=gpus[0], nodes=len({gpu.node for gpu in recording.gpus}))
-    cores = [host.cpus for host in recording.hosts]
-    if cores:
+    return Measured(source=source, values=values, machines=_machines(recording, node=ranks[0].node))
+
+
+def _machines(recording: Recording, *, node: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    if gpus := sum(gpu.node == node for gpu in recording.gpus):
+        found.update(gpus_per_node=gpus, nodes=len({gpu.node for gpu in recording.gpus}))
+    if cores := [host.cpus for host in recording.hosts]:
         quota = [host.quota_cores for host in recording.hosts if math.isfinite(host.quota_cores)]
-        values["cores"] = int(min([*cores, *quota]))
-    return Measured(source=source, values=values)
+        found["cores"] = int(min([*cores, *quota]))
+    return found
 
 
 def of_result(result: Mapping[str, Any], *, source: str) -> Measured:

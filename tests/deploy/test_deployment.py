@@ -78,7 +78,7 @@ def test_words_of_the_command_come_through_the_quotes(tmp_path: Path) -> None:
     """Run the step's own bash -c, with torchrun replaced by printf."""
     words = ("train.py", "it's", "a b", "$HOME", '"', "*")
     script = slurm_files(deployment(plain=True, command=words))["train.sbatch"]
-    step = script.partition("bash -c ")[2].partition("&\n")[0].replace("torchrun", "printf '\\''%s\\n'\\''")
+    step = script.partition("bash -c ")[2].partition("\nfi")[0].replace("torchrun", "printf '\\''%s\\n'\\''")
     said = subprocess.run(["bash", "-c", f"SLURM_NODEID=1; bash -c {step}"], capture_output=True, text=True)
     assert tuple(said.stdout.splitlines()[-len(words) :]) == words
     assert "--master-addr=" in said.stdout

@@ -6,8 +6,10 @@
     prepare.sh     submits the job arrays that make the dataset, where one is to be made
 
 A warning is SIGUSR1, to the batch script only: Slurm sends it before the time limit or a preemption. The
-script passes it on to every process of the training step. torchrun knows nothing of it (the step begins with
-it ignored), ranks that want to save catch it, and when they have left the job goes back to the queue.
+script passes it on to every process of the step that runs. torchrun knows nothing of it (the step begins with
+it ignored), ranks that want to save catch it, and when they have left the job goes back to the queue. It does
+so when it was warned while it staged, too. A job that Slurm has ended gets SIGTERM and is COMPLETING by then:
+one that was cancelled stays away, one that Slurm means to requeue it requeues itself.
 """
 
 from __future__ import annotations
@@ -25,42 +27,58 @@ _TRAIN = """\
 # Submit from this folder: sbatch train.sbatch
 set -euo pipefail
 here=$SLURM_SUBMIT_DIR
+leaving=0 running='' code=0
 
-# every node: is it fit, and has it its share of the data
-srun --kill-on-bad-exit=1 bash "$here/prolog.sh"
+requeue() {{
+    case $(scontrol show job "$SLURM_JOB_ID") in
+        *JobState=RUNNING*)
+            echo "$(date +%FT%T) ranks have left with $code; the job goes back to the queue" >&2
+            scontrol requeue "$SLURM_JOB_ID"
+            ;;
+        *) echo "$(date +%FT%T) ranks have left with $code; the job was ended and stays so" >&2 ;;
+    esac
+}}
 
-master=$(hostname)  # this script runs on the first node
-port=$((20000 + SLURM_JOB_ID % 20000))
-
-leaving=0
 leave() {{
     [ "$leaving" = 0 ] || return 0
     leaving=1
     echo "$(date +%FT%T) warned: ranks save and leave" >&2
-    kill -USR1 "$training" 2>/dev/null || true
+    [ -z "$running" ] || kill -USR1 "$running" 2>/dev/null || true
     # ranks that do not leave in time go on from their last checkpoint
-    (sleep {patience} && scontrol requeue "$SLURM_JOB_ID") >/dev/null 2>&1 &
+    (sleep {patience} && requeue) >/dev/null 2>&1 &
     patience=$!
 }}
 trap leave USR1 TERM
 
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
-srun --kill-on-bad-exit=1 bash -c '
-    trap "" USR1  # torchrun would die of it; ranks set their own handlers
-    exec {command}
-' training "$master" "$port" &
-training=$!
-
-code=0
-wait "$training" || code=$?
-while kill -0 "$training" 2>/dev/null; do  # a warning interrupts wait, not the training
+step() {{  # in the background: bash hears a warning only while it waits
+    "$@" &
+    running=$!
+    [ "$leaving" = 0 ] || kill -USR1 "$running" 2>/dev/null || true
     code=0
-    wait "$training" || code=$?
-done
+    wait "$running" || code=$?
+    while kill -0 "$running" 2>/dev/null; do  # a warning interrupts wait, not the step
+        code=0
+        wait "$running" || code=$?
+    done
+    running=''
+}}
+
+# every node: is it fit, and has it its share of the data
+step srun --kill-on-bad-exit=1 bash "$here/prolog.sh"
+
+if [ "$leaving" = 0 ] && [ "$code" = 0 ]; then
+    master=$(hostname)  # this script runs on the first node
+    port=$((20000 + SLURM_JOB_ID % 20000))
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
+    step srun --kill-on-bad-exit=1 bash -c '
+        trap "" USR1  # torchrun would die of it; ranks set their own handlers
+        exec {command}
+    ' training "$master" "$port"
+fi
+
 if [ "$leaving" = 1 ]; then
     kill "$patience" 2>/dev/null || true  # or it would send the next run away
-    echo "$(date +%FT%T) ranks have left with $code; the job goes back to the queue" >&2
-    scontrol requeue "$SLURM_JOB_ID"
+    requeue
     exit 0
 fi
 exit "$code"
@@ -126,7 +144,7 @@ def _command(one: Deployment) -> str:
     if not one.plain:
         launch = '"$SLURM_JOB_ID"-"${SLURM_RESTART_COUNT:-0}"'  # all nodes write into one run folder
         lines.insert(0, f"stoker watch --out {_in_single_quotes(one.run_folder)}-{launch} --")
-    return " \\\n        ".join(lines)
+    return " \\\n            ".join(lines)
 
 
 def _in_single_quotes(word: str) -> str:

@@ -176,3 +176,13 @@ def test_an_image_is_needed() -> None:
 )
 def test_quantities_are_exact(count: int, text: str) -> None:
     assert quantity(count) == text
+
+
+def test_dollars_of_a_command_are_no_variables_of_the_kubelet() -> None:
+    prepare = Prepare(arguments=("$(STOKER_NODES)", "--out", "/shared/c"))
+    one = deployment(command=("train.py", "a$$b", "$(STOKER_NODES)", "$HOME"), prepare=prepare)
+    (train,) = pod_of(one)["containers"]
+    assert train["command"][-3:] == ["a$$$$b", "$$(STOKER_NODES)", "$$HOME"]
+    assert "--node-rank=$(JOB_COMPLETION_INDEX)" in train["command"]
+    (made,) = objects(one)["prepare/job.yaml"]["spec"]["template"]["spec"]["containers"]
+    assert "$$(STOKER_NODES)" in made["command"]

@@ -23,9 +23,9 @@ def test_what_was_written_is_what_is_read(document: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["3e-4", "1e5", "0x1f", "0o17", "1_000", "-1", ".5", "+.5e3", "2026-11-15", "1:30"]
+    "text", ["3e-4", "1e5", "0x1f", "0o17", "1_000", "-1", ".5", "+.5e3", "2026-11-15", "1:30", "y", "N"]
 )
-def test_text_that_looks_like_a_number_is_quoted(text: str) -> None:
+def test_text_that_kubectl_would_take_for_something_else_is_quoted(text: str) -> None:
     assert dump_yaml([{"a": text}]) == f"a: '{text}'\n"
 
 

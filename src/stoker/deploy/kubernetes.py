@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stoker.deploy.deployment import METRICS_PORT, Deployment
@@ -43,7 +44,7 @@ def training_job(one: Deployment) -> Object:
 
 def training_pod(one: Deployment) -> Object:
     """Doctor, then stage, then train; all three see the same limits, or doctor would judge others."""
-    stage = ["stoker", "stage", one.data, "--cache", one.cache, "--share", f"{_INDEX}/{one.nodes}"]
+    stage = ["stoker", "stage", literal(one.data), "--cache", one.cache, "--share", f"{_INDEX}/{one.nodes}"]
     doctor = ["stoker", "doctor", "--for", f"{_PLAN_FOLDER}/plan.json", "--cache", one.cache]
     return {
         "subdomain": one.name,
@@ -71,7 +72,8 @@ def training_pod(one: Deployment) -> Object:
 
 
 def _train(one: Deployment) -> list[str]:
-    torchrun = one.torchrun(node=_INDEX, master=f"{one.name}-0.{one.name}")
+    words = tuple(map(literal, one.command))
+    torchrun = replace(one, command=words).torchrun(node=_INDEX, master=f"{one.name}-0.{one.name}")
     if one.plain:
         return list(torchrun)
     out, metrics = f"{one.run_folder}-$(JOB_UID)", f"0.0.0.0:{METRICS_PORT}"
@@ -100,6 +102,11 @@ def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequen
             {"name": "plan", "mountPath": _PLAN_FOLDER, "readOnly": True},
         ],
     }
+
+
+def literal(word: str) -> str:
+    """A word as it is: the kubelet puts variables for $(NAME), and $ for $$."""
+    return word.replace("$", "$$")
 
 
 def token(one: Deployment) -> Object:
@@ -136,7 +143,7 @@ def prepare_job(one: Deployment) -> Object:
     """Pods that make the dataset together: each does the tasks of its number, the first finishes it."""
     if one.prepare is None:
         raise ValueError("nothing is to be prepared")
-    command = ["stoker", "prepare", "run", *one.prepare.arguments, "--on", "pods"]
+    command = ["stoker", "prepare", "run", *map(literal, one.prepare.arguments), "--on", "pods"]
     amounts = {"cpu": str(one.prepare.cores), "memory": quantity(one.prepare.memory)}
     pod = {
         "restartPolicy": "Never",

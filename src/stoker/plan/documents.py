@@ -10,8 +10,8 @@ from typing import Any
 
 from stoker.errors import UsageError, require
 
-# YAML 1.2, which kubectl reads, takes 3e-4 for a number; YAML 1.1, which PyYAML writes, for text.
-_NUMBER_LIKE = re.compile(r"^[-+]?\.?[0-9]")
+# kubectl takes 3e-4 for a number and y for a boolean; to PyYAML, which writes them, both are text.
+_TAKEN_FOR_OTHER = re.compile(r"^[-+]?\.?[0-9]|^[yYnN]$")
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     yaml = require("yaml", extra="deploy")
 
     def text(dumper: Any, value: str) -> Any:
-        style = "|" if "\n" in value else "'" if _NUMBER_LIKE.match(value) else None
+        style = "|" if "\n" in value else "'" if _TAKEN_FOR_OTHER.match(value) else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     def indent(dumper: Any, flow: bool = False, indentless: bool = False) -> Any:

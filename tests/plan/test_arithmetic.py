@@ -52,6 +52,13 @@ def test_worker_processes_need_shm_for_the_batches_they_hold() -> None:
     assert plan(loader="thread", batch=256, sample="600kB").loading.shm == 64 << 20
 
 
+def test_shm_that_is_too_small_for_the_workers_is_said() -> None:
+    job = {"loader": "process", "workers": 8, "batch": 256, "sample": "600kB"}
+    assert "SIGBUS" in plan(**job, shm="1GiB").notes[0]
+    assert not plan(**job, shm="40GiB").notes
+    assert not plan(batch=256, sample="600kB", shm="1MiB").notes
+
+
 def test_latency_is_hidden_by_requests_in_flight() -> None:
     near = plan(read_rate="100MB/s", store_latency="1ms")
     far = plan(read_rate="100MB/s", store_latency="200ms", read_block="4MiB")

@@ -42,6 +42,7 @@ class Loading:
     threads: int
     cores: int
     shm: int
+    shm_needed: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,17 +162,21 @@ def _loading(job: Job, reading: Reading) -> Loading:
         threads = max(threads, job.workers)
     # a thread that waits for the store needs no core; one that makes bytes ready needs its share of one
     working = job.gpus_per_node * (1 + max(for_bytes, 0.25 if job.loader == "thread" else threads * 0.5))
-    shm = job.shm or _shm(job, threads)
-    return Loading(threads=threads, cores=math.ceil(working) + _WRITE_CORES, shm=shm)
+    held = _held(job, threads)
+    return Loading(
+        threads=threads,
+        cores=math.ceil(working) + _WRITE_CORES,
+        shm=job.shm or max(DEFAULT_SHM, _round_up(held, GIB)),
+        shm_needed=held,
+    )
 
 
-def _shm(job: Job, workers: int) -> int:
+def _held(job: Job, workers: int) -> int:
     """Worker processes hand batches over in /dev/shm: each holds its prefetched ones and one being made."""
     if job.loader == "thread":
-        return DEFAULT_SHM
+        return 0
     batch = job.batch * (job.decoded or job.sample)
-    held = job.gpus_per_node * workers * (job.prefetch + 1) * batch
-    return max(DEFAULT_SHM, _round_up(held, GIB))
+    return job.gpus_per_node * workers * (job.prefetch + 1) * batch
 
 
 def _memory(job: Job, loading: Loading, saving: Saving) -> Memory:
@@ -260,6 +265,11 @@ def _notes(job: Job, reading: Reading, loading: Loading, caching: Caching, starv
         said.append(
             f"a node's share of the dataset is {say_size(caching.share)} and its NVMe holds "
             f"{say_size(caching.cache)}: {1 - caching.hit:.0%} of later reads go to the store, which bears it"
+        )
+    if loading.shm < loading.shm_needed:
+        said.append(
+            f"worker processes hold {say_gib(loading.shm_needed)} of batches in /dev/shm, which has "
+            f"{say_gib(loading.shm)}: they die of SIGBUS; lower workers or prefetch, or use loader: thread"
         )
     if job.cores and loading.cores > job.cores:
         said.append(

@@ -27,15 +27,36 @@ GOLDEN = Path(__file__).parents[2] / "deploy"
         ({"name": "x" * 60}, "is none that Kubernetes and Slurm take"),
         ({"namespace": "-"}, "namespace '-' is none"),
         ({"image": "a b"}, "image 'a b' is none"),
+        ({"name": "train\n"}, "is none that Kubernetes and Slurm take"),
+        ({"partition": "gpu\n#SBATCH --exclusive"}, "is none"),
+        ({"gpu": "a b"}, "gpu 'a b' is none"),
+        ({"storage_class": "Fast NVMe"}, "storage class 'Fast NVMe' is none"),
+        (
+            {"name": "x" * 53, "prepare": Prepare(arguments=("--out", "c"), pods=11)},
+            "63 letters are the most",
+        ),
         ({"command": ()}, "nothing to train"),
+        ({"command": ("python", "train.py")}, "torchrun runs a script and not python"),
         ({"data": ""}, "no dataset"),
         ({"cache": "nvme"}, "cache 'nvme' is no absolute path"),
         ({"cache": "/shared/nvme"}, "which all nodes share"),
+        ({"cache": "/shared/nvme", "shared": "/shared/"}, "which all nodes share"),
+        ({"cache": "/"}, "cache '/' is no absolute path that can be mounted"),
+        ({"cache": "/nvme/../etc"}, "that can be mounted"),
+        ({"cache": "/nvme:0"}, "that can be mounted"),
+        ({"shared": "/dev/shm/"}, "that can be mounted"),
         ({"job": {"cores": 4}}, "cores are needed to feed 8 GPUs and a node has 4"),
         ({"job": {"nvme": "100GB"}}, "larger than its NVMe can hold"),
+        (
+            {"job": {"loader": "process", "batch": 512, "sample": "1MB", "step": "1s", "shm": "1GiB"}},
+            "in /dev/shm, which has 1 GiB",
+        ),
         ({"time_limit": "soon"}, "is none of Slurm's"),
         ({"time_limit": "5"}, "of a time limit of 5.0 min the last 300 s are for leaving"),
         ({"job": {"parameters": "1T"}, "grace_s": 60}, "a job that must go has 60 s"),
+        ({"grace_s": 30}, "of which the last 30 are for its end"),
+        # 290 s: inside the grace of 300, of which ranks have 270
+        ({"job": {"checkpoint": "1160GB"}}, "a checkpoint takes 4.9 min"),
     ],
 )
 def test_what_does_not_add_up_is_refused_with_its_reason(given: dict[str, Any], said: str) -> None:
@@ -61,7 +82,14 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
         write_files(tmp_path, slurm_files(deployment()))
     (tmp_path / "mine.txt").unlink()
     write_files(tmp_path, slurm_files(deployment()))
+    (tmp_path / "train-7.log").touch()  # of a job that was submitted there
     write_files(tmp_path, slurm_files(deployment(plain=True)))  # its own files it may write anew
+
+
+def test_a_file_is_no_folder_to_write_into(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        write_files(tmp_path / "out", slurm_files(deployment()))
 
 
 @pytest.mark.parametrize(
@@ -110,3 +138,23 @@ def test_the_folder_deploy_is_what_its_readme_says(words: list[str], tmp_path: P
 
 def _texts(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_unbalanced_quotes_in_prepare_are_said(tmp_path: Path) -> None:
+    words = [
+        "slurm",
+        str(GOLDEN / "job.yaml"),
+        "--out",
+        str(tmp_path),
+        "--prepare",
+        "it's --out x",
+        "train.py",
+    ]
+    refused = CliRunner().invoke(command, words).exception
+    assert isinstance(refused, UsageError)
+    assert "No closing quotation" in refused.message
+
+
+def test_names_that_kubernetes_takes_are_taken() -> None:
+    one = deployment(namespace="7-team", claim="lustre.home", shared="/lustre/me/")
+    assert one.run_folder == "/lustre/me/runs/train"

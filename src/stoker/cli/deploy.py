@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.values import size
+from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.deploy.deployment import Deployment
@@ -97,7 +98,7 @@ def k8s(out: Path, **given: Any) -> None:
 
     deployment = _deployment(given)
     _say(write_files(out, kubernetes_files(deployment)))
-    click.echo(f"kubectl apply -k {out / 'base'}")
+    click.echo(shlex.join(["kubectl", "apply", "-k", str(out / "base")]))
 
 
 @command.command()
@@ -114,7 +115,7 @@ def slurm(out: Path, **given: Any) -> None:
 
     deployment = _deployment(given)
     _say(write_files(out, slurm_files(deployment)))
-    click.echo(f"cd {out} && sbatch train.sbatch")
+    click.echo(f"cd {shlex.quote(str(out))} && sbatch train.sbatch")
 
 
 def _deployment(given: dict[str, Any]) -> Deployment:
@@ -124,12 +125,21 @@ def _deployment(given: dict[str, Any]) -> Deployment:
 
     plan = make_plan(read_job(given.pop("job")))
     pods, cores, memory = (given.pop(f"prepare_{name}") for name in ("pods", "cores", "memory"))
-    words = tuple(shlex.split(given.pop("prepare")))
+    words = _words(given.pop("prepare"))
     prepare = Prepare(arguments=words, pods=pods, cores=cores, memory=memory) if words else None
     given["doctor"] = not given.pop("no_doctor")
     given["gpu"] = "" if given["gpu"] == "none" else given["gpu"]
     name = given.pop("name") or plan.job.name
     return Deployment(plan=plan, name=name, prepare=prepare, **given)
+
+
+def _words(prepare: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(prepare))
+    except ValueError as error:
+        raise UsageError(
+            f"--prepare {prepare!r}: {error}", hint="quote its words as a shell wants it"
+        ) from None
 
 
 def _say(paths: list[Path]) -> None:

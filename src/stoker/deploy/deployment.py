@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from stoker.errors import UsageError
 from stoker.plan.arithmetic import Plan, say_gib, say_time
 
-_LABEL = re.compile(r"^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$")  # 63 with the index and hash that pods get
-_TIME = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
-_IMAGE = re.compile(r"^[\w.:/@-]+$")
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # 63 with the index and hash that pods get
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_WORD = re.compile(r"[\w.,/+-]*")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
+_IMAGE = re.compile(r"[\w.:/@-]+")
+_PATH = re.compile(
+    r"(/[^/\s:$]+)+/?"
+)  # without what a shell, the kubelet or a mount takes for something else
+_TAKEN = ("/dev/shm", "/etc/stoker")  # by volumes of a pod's own
+_LAST_S = 30  # of the grace: what is not saved by then is left behind, so that the end is an orderly one
 METRICS_PORT, HEALTH_PORT, RENDEZVOUS_PORT = 9750, 9751, 29500
 
 
@@ -67,7 +76,7 @@ class Deployment:
     prepare: Prepare | None = None
 
     def __post_init__(self) -> None:
-        for check in (_check_names, _check_command, _check_paths, _check_cores, _check_grace, _check_time):
+        for check in _CHECKS:
             check(self)
 
     @property
@@ -86,7 +95,12 @@ class Deployment:
 
     @property
     def run_folder(self) -> str:
-        return f"{self.shared}/runs/{self.name}"
+        return f"{self.shared.rstrip('/')}/runs/{self.name}"
+
+    @property
+    def saving_s(self) -> int:
+        """Of the grace, what ranks have to save and leave."""
+        return self.grace_s - _LAST_S
 
     def torchrun(self, *, node: str, master: str, rendezvous: str = str(RENDEZVOUS_PORT)) -> tuple[str, ...]:
         """The command of one node. The node's number is given and not drawn: it must be that of the share
@@ -103,28 +117,48 @@ class Deployment:
 
 
 def _check_names(one: Deployment) -> None:
-    for what, name in (("name", one.name), ("namespace", one.namespace), ("claim", one.claim)):
-        if not _LABEL.match(name):
+    for what, name, allowed, most in (
+        ("name", one.name, _NAME, 53),
+        ("namespace", one.namespace, _LABEL, 63),
+        ("claim", one.claim, _OBJECT, 253),
+        ("storage class", one.storage_class, _OBJECT, 253),
+    ):
+        if not allowed.fullmatch(name):
+            first = "a letter" if allowed is _NAME else "a letter or digit"
             raise UsageError(
                 f"{what} {name!r} is none that Kubernetes and Slurm take",
-                hint="use lower-case letters, digits and dashes, a letter first, at most 53",
+                hint=f"use lower-case letters, digits and dashes, {first} first, at most {most}",
             )
-    if one.image and not _IMAGE.match(one.image):
+    for what, word in (("gpu", one.gpu), ("partition", one.partition)):
+        if not _WORD.fullmatch(word):
+            raise UsageError(f"{what} {word!r} is none", hint="use letters, digits, dots, slashes and dashes")
+    if one.image and not _IMAGE.fullmatch(one.image):
         raise UsageError(f"image {one.image!r} is none", hint="name one as registry/name:tag")
+    if one.prepare and len(last := f"{one.name}-prepare-{one.prepare.pods - 1}") > 63:
+        raise UsageError(
+            f"the last pod would be called {last}, and 63 letters are the most", hint="shorten the name"
+        )
 
 
 def _check_command(one: Deployment) -> None:
     if not one.command:
         raise UsageError("there is nothing to train", hint="put the script last: … -- train.py --lr 3e-4")
+    if PurePosixPath(one.command[0]).name in ("python", "python3", "torchrun"):
+        raise UsageError(
+            f"torchrun runs a script and not {one.command[0]}",
+            hint="put the script first: … -- train.py --lr 3e-4",
+        )
     if not one.data:
         raise UsageError("no dataset is named", hint="give --data s3://bucket/corpus")
 
 
 def _check_paths(one: Deployment) -> None:
     for what, path in (("cache", one.cache), ("shared", one.shared)):
-        if not path.startswith("/") or any(letter.isspace() for letter in path):
-            raise UsageError(f"{what} {path!r} is no absolute path", hint=f"give --{what} /somewhere")
-    if one.cache == one.shared or one.cache.startswith(f"{one.shared}/"):
+        if not _PATH.fullmatch(path) or ".." in path.split("/") or path.rstrip("/") in _TAKEN:
+            raise UsageError(
+                f"{what} {path!r} is no absolute path that can be mounted", hint=f"give --{what} /somewhere"
+            )
+    if PurePosixPath(one.cache).is_relative_to(one.shared):
         raise UsageError(
             f"cache {one.cache} lies in {one.shared}, which all nodes share",
             hint="a cache is a node's own NVMe: give another folder",
@@ -143,22 +177,32 @@ def _check_cores(one: Deployment) -> None:
         raise UsageError(
             f"a node's share of the dataset is {say_gib(short)} larger than its NVMe can hold",
             hint=f"use {math.ceil(job.nodes * one.plan.caching.share / one.plan.caching.cache)} nodes, "
-            "or leave nvme out of the job to stream the rest",
+            "or nodes with more NVMe",
+        )
+
+
+def _check_shm(one: Deployment) -> None:
+    loading = one.plan.loading
+    if loading.shm < loading.shm_needed:
+        raise UsageError(
+            f"workers hold {say_gib(loading.shm_needed)} in /dev/shm, which has {say_gib(loading.shm)}",
+            hint="raise shm or leave it out, lower workers or prefetch, or use loader: thread",
         )
 
 
 def _check_grace(one: Deployment) -> None:
     saving = one.plan.saving
     takes = saving.stall_s + max(saving.write_s, saving.drain_s)
-    if takes > one.grace_s:
+    if takes > one.saving_s or one.saving_s < 1:
         raise UsageError(
-            f"a checkpoint takes {say_time(takes)} and a job that must go has {one.grace_s} s",
-            hint=f"give --grace {math.ceil(takes / 60) * 60} or more",
+            f"a checkpoint takes {say_time(takes)} and a job that must go has {one.grace_s} s, "
+            f"of which the last {_LAST_S} are for its end",
+            hint=f"give --grace {math.ceil((takes + _LAST_S + 1) / 60) * 60} or more",
         )
 
 
 def _check_time(one: Deployment) -> None:
-    found = _TIME.match(one.time_limit)
+    found = _TIME.fullmatch(one.time_limit)
     if not found:
         raise UsageError(f"time {one.time_limit!r} is none of Slurm's", hint="write 1-00:00:00 or 8:00:00")
     if _limit_s(found) < 3 * one.grace_s:
@@ -175,3 +219,14 @@ def _limit_s(found: re.Match[str]) -> int:
     first = 3600 if days is not None or len(parts) == 3 else 60
     units = (first, first // 60, first // 3600)
     return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
+_CHECKS = (
+    _check_names,
+    _check_command,
+    _check_paths,
+    _check_cores,
+    _check_shm,
+    _check_grace,
+    _check_time,
+)

@@ -89,7 +89,7 @@ def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequen
             {"name": "STOKER_NODES", "value": str(one.nodes)},
             {"name": "STOKER_CACHE", "value": one.cache},
             # torchrun gives its ranks 30 s to save unless told otherwise
-            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, one.grace_s - 30))},
+            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(one.saving_s)},
             *env,
         ],
         "resources": resources(one),

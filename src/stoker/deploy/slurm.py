@@ -111,7 +111,7 @@ def slurm_files(one: Deployment) -> Files:
 def _train(one: Deployment) -> str:
     return _TRAIN.format(
         directives="\n".join(f"#SBATCH {option}" for option in _directives(one)),
-        patience=max(1, one.grace_s - 30),
+        patience=one.saving_s,
         command=_command(one),
     )
 

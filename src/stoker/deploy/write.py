@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stoker.errors import UsageError
@@ -13,16 +13,16 @@ _SCRIPTS = (".sh", ".sbatch")
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     """Write every file, each whole or not at all; a folder that holds other things is refused."""
-    strange = _strange(folder, files)
-    if strange:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", hint="give --out a folder of its own")
+    if strange := next(_strange(folder, files), None):
         raise UsageError(
-            f"{folder} holds {strange[0]}, which is none of this deployment's files",
+            f"{folder} holds {strange}, which is none of this deployment's files",
             hint="give --out a folder of its own, or remove what is there",
         )
     written = []
     for name, text in sorted(files.items()):
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as file:
             file.write(text.encode())
         path.chmod(0o755 if path.suffix in _SCRIPTS else 0o644)
@@ -30,8 +30,9 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     return written
 
 
-def _strange(folder: Path, files: Mapping[str, str]) -> list[str]:
-    if not folder.exists():
-        return []
-    present = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [name for name in present if name not in files]
+def _strange(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
+    """Logs are none: Slurm writes a job's where it was submitted, which is here."""
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in files and path.suffix != ".log":
+            yield name

@@ -68,13 +68,28 @@ def test_a_flag_counts_more_than_the_file(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.yaml", "nodes: [1"), ("a.json", "{"), ("a.yaml", "7"), ("b.yaml", None)]
+    ("name", "text"),
+    [
+        ("a.yaml", b"nodes: [1"),
+        ("a.json", b"{"),
+        ("a.yaml", b"7"),
+        ("a.yaml", b"name: 2026-13-01"),
+        ("a.yaml", b"1: 2"),
+        ("a.yaml", b"name: \xff"),
+        ("b.yaml", None),
+    ],
 )
-def test_a_file_that_is_no_job_is_refused(tmp_path: Path, name: str, text: str | None) -> None:
+def test_a_file_that_is_no_job_is_refused(tmp_path: Path, name: str, text: bytes | None) -> None:
     if text is not None:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text)
     with pytest.raises(UsageError):
         read_job(tmp_path / name)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text('{"nodes": 4}', "utf-8-sig")
+    assert read_job(path).nodes == 4
 
 
 # --- measurements ---------------------------------------------------------------------------------
@@ -134,6 +149,7 @@ def test_anybodys_numbers_are_taken_under_measured(tmp_path: Path) -> None:
     path.write_text(json.dumps({"measured": {"stepp": 1}}))
     with pytest.raises(UsageError, match="stepp is nothing a job has"):
         read_measured(path)
-    path.write_text("{}")
-    with pytest.raises(UsageError, match="no result that is known"):
-        read_measured(path)
+    for other in ({}, {"paths": 7}, {"paths": {"pinned_copy_gb_s": 50}}):
+        path.write_text(json.dumps(other))
+        with pytest.raises(UsageError, match="no result that is known"):
+            read_measured(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import click
@@ -51,6 +53,8 @@ def stoker() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and end the process with its exit code: 0 fine, 1 failed, 2 wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a bar that a locale lacks is no reason to say nothing
     sys.exit(_run(arguments))
 
 
@@ -72,6 +76,9 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(error.message, error.hint, 2)
     except StokerError as error:
         return _fail(error.message, error.hint, 1)
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return _fail(f"{where}{error.strerror or error}", "", 1)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", "run the same command again: it goes on where this one stopped", 130)
 

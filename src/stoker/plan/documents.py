@@ -17,9 +17,13 @@ _TAKEN_FOR_OTHER = re.compile(r"^[-+]?\.?[0-9]|^[yYnN]$")
 def read_document(path: Path) -> dict[str, Any]:
     """The object a .yaml, .yml or .json file holds."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check its name") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not UTF-8 text: {error.reason}", hint="see docs/guides/plan.md"
+        ) from error
     read = _read_json if path.suffix == ".json" else _read_yaml
     found = read(text, path)
     if not isinstance(found, dict):
@@ -55,6 +59,6 @@ def _read_yaml(text: str, path: Path) -> Any:
     yaml = require("yaml", extra="deploy")
     try:
         return yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date such as 2026-13-01 is a ValueError
         said = " ".join(str(error).split())
         raise UsageError(f"{path} is not YAML: {said}", hint="see docs/guides/plan.md") from error

@@ -137,7 +137,7 @@ def read_job(path: Path | None = None, *, unless_said: Mapping[str, Any] | None 
 
 def make_job(values: Mapping[str, Any]) -> Job:
     """A job from words: sizes as 3.1MB, times as 500ms, counts as 8B."""
-    unknown = [name for name in values if name not in FIELDS]
+    unknown = [str(name) for name in values if name not in FIELDS]
     if unknown:
         near = get_close_matches(unknown[0], FIELDS, n=1)
         hint = f"is {near[0]} meant?" if near else f"a job has {', '.join(FIELDS)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,8 @@ def of_result(result: Mapping[str, Any], *, source: str) -> Measured:
                 f"{source}: {min(unknown)} is nothing a job has", hint=f"use {', '.join(FIELDS)}"
             )
         return Measured(source=source, values=dict(result["measured"]))
-    for knows, read in _RESULTS:
-        if knows(result):
+    for read in _RESULTS:
+        with suppress(KeyError, TypeError, ValueError):
             return Measured(source=source, values=read(result))
     raise UsageError(
         f"{source} is no result that is known here",
@@ -105,8 +106,4 @@ def _gpu_feed(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"nvme_rate": disk, "snapshot_rate": float(paths["pinned_copy_gb_s"]) * 1e9}
 
 
-_Knows = Callable[[Mapping[str, Any]], bool]
-_Reads = Callable[[Mapping[str, Any]], dict[str, Any]]
-_RESULTS: tuple[tuple[_Knows, _Reads], ...] = (
-    (lambda result: "pinned_copy_gb_s" in result.get("paths", {}), _gpu_feed),
-)
+_RESULTS: tuple[Callable[[Mapping[str, Any]], dict[str, Any]], ...] = (_gpu_feed,)

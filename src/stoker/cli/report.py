@@ -14,7 +14,9 @@ from stoker.cli.showing import PAGE_PORT
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write.  [default: RUN.html]"
 )
-@click.option("--price", type=float, metavar="DOLLARS", help="What an hour of one GPU costs.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
+)
 @click.option(
     "--page",
     metavar="[PORT]",
@@ -34,6 +36,14 @@ def command(run: Path, out: Path | None, price: float | None, page: str | None) 
     if page:
         serve_until_stopped(run, showing)
         return
-    path = out or run.with_name(f"{run.stem}.html")
+    path = out or page_beside(run)
     write_report(look(run, showing), path)
     click.echo(path)
+
+
+def page_beside(run: Path) -> Path:
+    """RUN.html: a folder's whole name, since lr0.1 and lr0.2 are two runs; that of `.` is where it leads."""
+    if not run.is_dir():
+        return run.with_suffix(".html")
+    named = run if run.name.strip(".") else run.resolve()
+    return named.with_name(f"{named.name}.html")

@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     flag_value=METRICS_PORT,
     help=f"Serve metrics for Prometheus in the same way.  [default port: {METRICS_PORT}]",
 )
-@click.option("--price", type=float, metavar="DOLLARS", help="What an hour of one GPU costs.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(

@@ -182,3 +182,12 @@ def test_the_page_and_the_text_show_every_policy() -> None:
     svg = ElementTree.fromstring(idle_by_nodes([sweep(cluster, courses[0].policy, [1, 10])]))
     assert svg.get("role") == "img"
     assert set(courses[0].shares()) == set(CAUSES)
+
+
+def test_a_course_that_never_gets_going_says_so() -> None:
+    hopeless = replace(ROOMY, nodes=100, store_rate=1.0)
+    plan = make_plan(make_job({"read_rate": "1GB/s"}))
+    said = say_plan(plan, [play(hopeless, EVERYTHING, ticks=600)])
+    assert "no first step in" in said
+    unfinished = replace(play(ROOMY, NONE), whole=False)
+    assert "not at its end after" in say_plan(plan, [unfinished])

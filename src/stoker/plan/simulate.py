@@ -17,7 +17,7 @@ import numpy as np
 from stoker.plan.scene import CAUSES, Cluster, Course, Floats, Policy
 
 TICKS = 600  # of an undisturbed run; one that waits much gets longer ticks, not more of them for ever
-_MOST_TICKS = 6000
+_MOST_TICKS = 20 * TICKS  # each TICKS are twice as long as those before
 _LESS_THAN_NOTHING = 1e-9
 
 

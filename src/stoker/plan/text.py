@@ -40,11 +40,18 @@ def course_rows(courses: Sequence[Course]) -> list[Row]:
     return [
         (
             course.policy.name,
-            f"GPUs idle {course.idle_share:.0%}; first step after {say_time(course.first_step_s)}; "
+            f"GPUs idle {course.idle_share:.0%}; {_first_step(course)}; "
             f"{say_size(course.store_bytes)} from the store, saturated {course.saturated:.0%} of the time",
         )
         for course in courses
     ]
+
+
+def _first_step(course: Course) -> str:
+    if course.first_step_s < 0:
+        return f"no first step in {say_time(course.seconds)}"
+    ended = "" if course.whole else f", not at its end after {say_time(course.seconds)}"
+    return f"first step after {say_time(course.first_step_s)}{ended}"
 
 
 def _reading(plan: Plan) -> Iterator[Row]:

@@ -186,3 +186,19 @@ def test_dollars_of_a_command_are_no_variables_of_the_kubelet() -> None:
     assert "--node-rank=$(JOB_COMPLETION_INDEX)" in train["command"]
     (made,) = objects(one)["prepare/job.yaml"]["spec"]["template"]["spec"]["containers"]
     assert "$$(STOKER_NODES)" in made["command"]
+
+
+@pytest.mark.parametrize(("nvme", "staged"), [("1.5TB", False), ("4TB", True)])
+def test_one_node_stages_only_what_it_can_hold(nvme: str, staged: bool) -> None:
+    files = kubernetes_files(deployment(job={"nvme": nvme}))
+    patch = yaml.safe_load(files["overlays/one-node/patch.yaml"])
+    *_, stage = patch["spec"]["template"]["spec"]["initContainers"]
+    assert ("command" in stage, "$patch" in stage) == (staged, not staged)
+
+
+def test_a_claimed_cache_has_room_for_the_filesystem_too() -> None:
+    one = deployment(job={"dataset": "200GiB"})
+    patch = yaml.safe_load(kubernetes_files(one)["overlays/local-volume/patch.yaml"])
+    (volume,) = patch["spec"]["template"]["spec"]["volumes"]
+    claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["resources"]["requests"]["storage"] == "106Gi"  # of two nodes' 100 GiB, 95% of it

@@ -11,6 +11,7 @@ Containerfile            the image they all run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from stoker.deploy.container import containerfile
 from stoker.deploy.deployment import Deployment
 from stoker.deploy.kubernetes import Object
 from stoker.errors import UsageError
-from stoker.plan.arithmetic import make_plan
+from stoker.plan.arithmetic import ROOM, make_plan
 from stoker.plan.documents import dump_yaml
 
 Files = dict[str, str]  # path inside the folder, text
@@ -79,24 +80,28 @@ def _without_annotations(one: Deployment) -> Object:
 
 
 def _claimed_cache(one: Deployment) -> Object:
-    """A volume that lives as long as its pod; null takes the hostPath of the base away."""
+    """A volume of the pod's own, with room for its filesystem; null takes the hostPath of the base away."""
+    gib = max(1, math.ceil(one.plan.caching.cache / ROOM / (1 << 30)))
     claim = {
         "accessModes": ["ReadWriteOnce"],
         "storageClassName": one.storage_class,
-        "resources": {"requests": {"storage": kubernetes.quantity(max(1 << 30, one.plan.caching.cache))}},
+        "resources": {"requests": {"storage": f"{gib}Gi"}},
     }
     volume = {"name": "cache", "hostPath": None, "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
     return {"volumes": [volume]}
 
 
 def _alone(one: Deployment) -> Object:
-    """The job on one node, which then reads all of the dataset that it comes to."""
+    """The job on one node, which then reads all of the dataset that it comes to: staged before where its NVMe
+    is known to hold it, else as the loop goes."""
     alone = replace(one, plan=make_plan(replace(one.plan.job, nodes=1, nvme=0, memory=0, checkpoint=1)))
     pod = kubernetes.training_pod(alone)
     changed = {
         kind: [{"name": each["name"], "command": each["command"], "env": each["env"]} for each in pod[kind]]
         for kind in ("initContainers", "containers")
     }
+    if one.plan.job.dataset > one.plan.job.nvme * ROOM:
+        changed["initContainers"][-1] = {"name": "stage", "$patch": "delete"}
     patch = _patch(one, changed)
     patch["spec"] |= {"completions": 1, "parallelism": 1}
     return patch

@@ -47,3 +47,19 @@ def test_json_is_whole_in_any_locale() -> None:
     code, said, _ = stoker("plan", "--json", "--name", "a→b", PYTHONIOENCODING="latin-1")
     assert code == 0
     assert json.loads(said)["job"]["name"] == "a→b"
+
+
+def test_the_first_process_of_a_container_ends_when_told() -> None:
+    alone = f"import os; os.getpid = lambda: 1\n{RUN}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", alone, "doctor", "--metrics", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "STOKER_TOKEN": "t"},
+    )
+    assert process.stderr
+    with process.stderr:
+        assert b"machine: " in process.stderr.readline()
+        process.terminate()
+        assert (
+            process.wait(30) == 143
+        )  # by its own handler: the kernel would say -15, and to process 1 nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 
 import click
@@ -55,6 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and end the process with its exit code: 0 fine, 1 failed, 2 wrong usage."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a bar that a locale lacks is no reason to say nothing
+    if os.getpid() == 1:
+        # the kernel ends no first process of a container by a signal: a pod would stay for its whole grace
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     sys.exit(_run(arguments))
 
 

@@ -34,6 +34,13 @@ def test_a_gpu_reads_its_batch_every_step() -> None:
     assert plan(step="500ms", batch=32, sample="3MB").reading.gpu == 192e6
 
 
+def test_a_read_rate_that_contradicts_the_steps_is_said() -> None:
+    steps = {"step": "1s", "batch": 100, "sample": "1MB"}
+    assert "sample make 100 MB/s" in plan(**steps, read_rate="10MB/s").notes[0]
+    assert not plan(**steps, read_rate="101MB/s").notes
+    assert not plan(**steps).notes
+
+
 def test_a_step_is_estimated_from_the_model_where_it_was_not_measured() -> None:
     made = plan(parameters="8B", tokens=8192, batch=1, gpu_flops=1e15, mfu=0.4)
     assert made.step_s == pytest.approx(6 * 8e9 * 8192 / 4e14)

@@ -253,6 +253,11 @@ def _round_up(value: float, step: int) -> int:
 
 def _notes(job: Job, reading: Reading, loading: Loading, caching: Caching, starving: Starving) -> list[str]:
     said = []
+    if job.step_read_rate and not 0.9 < job.step_read_rate / reading.gpu < 1.1:
+        said.append(
+            f"read_rate ({say_size(job.read_rate)}/s a GPU) is planned with; step, batch and sample make "
+            f"{say_size(job.step_read_rate)}/s: leave out what is not so"
+        )
     if starving.first > 0.005:
         said.append(
             f"the store gives a node {say_size(reading.store_node)}/s of the {say_size(reading.node)}/s it "

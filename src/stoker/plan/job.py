@@ -110,9 +110,12 @@ class Job:
     @property
     def gpu_read_rate(self) -> float:
         """Bytes a second one GPU must read; 0 where that cannot be told."""
-        if self.read_rate or not self.step_s:
-            return self.read_rate
-        return self.batch * self.sample / self.step_s
+        return self.read_rate or self.step_read_rate
+
+    @property
+    def step_read_rate(self) -> float:
+        """The same by step, batch and sample alone."""
+        return self.batch * self.sample / self.step_s if self.step_s else 0.0
 
     @property
     def checkpoint_bytes(self) -> float:

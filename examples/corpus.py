@@ -2,7 +2,7 @@
 
     python examples/corpus.py FOLDER [--megabytes N]
 
-writes FOLDER/corpus.jsonl, one source file a document, and FOLDER/tokenizer.json, a byte-level BPE
+writes FOLDER/corpus-N.jsonl, one source file a document, and FOLDER/tokenizer-32000.json, a byte-level BPE
 trained on the start of it.
 """
 

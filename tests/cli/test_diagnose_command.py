@@ -27,9 +27,9 @@ KEYS = [
 ]
 
 
-def trace(path: Path, *, wait: float) -> Path:
+def trace(path: Path, *, wait: float, steps: int = 60) -> Path:
     lines: list[dict[str, Any]] = [{"kind": "header", "format": "stoker-flat-trace/1", "cpus": 4}]
-    for number in range(1, 61):
+    for number in range(1, steps + 1):
         t = number * (0.1 + wait)
         lines.append({"kind": "step", "t": t, "step": number, "data_wait": wait, "h2d": 0.0, "compute": 0.1})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -80,3 +80,11 @@ def test_what_is_no_recording_says_so(tmp_path: Path) -> None:
     path.write_text("hello\nthere\n")
     with pytest.raises(BadInputError, match="not JSON"):
         CliRunner().invoke(command, [str(path)], catch_exceptions=False)
+
+
+def test_a_run_that_ended_at_once_is_not_the_same_as_a_whole_one(tmp_path: Path) -> None:
+    whole, torso = trace(tmp_path / "a.jsonl", wait=0.0), trace(tmp_path / "b.jsonl", wait=0.0, steps=3)
+    for pair in ((whole, torso), (torso, whole)):
+        refused = CliRunner().invoke(command, [*map(str, pair), "--json"]).exception
+        assert isinstance(refused, BadInputError)
+        assert "(b) has 1 steps after its first 2: too few to compare" in refused.message

@@ -10,9 +10,11 @@ import numpy as np
 from stoker.diagnose.features import features
 from stoker.diagnose.rules import judge
 from stoker.diagnose.timeline import STATES
+from stoker.errors import BadInputError
 from stoker.recording import Floats, Recording
 
 DRAWS = 2000  # of the bootstrap: the borders of a 95% interval move by under 1% of its width beyond that
+FEWEST = 5  # steps of a run that say anything about the next one's
 WARM_UP = 2  # steps left out at the beginning: they compile and tune
 SURE = 0.01  # a chance below which a difference counts
 NOTABLE = 0.02  # a state that moved by less of a step is noise
@@ -41,14 +43,20 @@ class Comparison:
 
 
 def compare(a: Recording, b: Recording) -> Comparison:
-    """What changed from run A to run B."""
+    """What changed from run A to run B; refuses where one was too short to tell."""
     steps = _steps(a), _steps(b)
+    for name, run, seen in zip("AB", (a, b), steps, strict=True):
+        if len(seen) < FEWEST or not seen.any():
+            raise BadInputError(
+                f"{name} ({run.title}) has {len(seen)} steps after its first {WARM_UP}: too few to compare",
+                hint="record a longer run; `stoker diagnose RUN` explains one alone",
+            )
     kinds = [{one.kind for one in judge(features(run)).findings} - {"healthy"} for run in (a, b)]
     low, high = _interval(*steps)
     return Comparison(
-        median_s=(_of(np.median, steps[0]), _of(np.median, steps[1])),
-        mean_s=(_of(np.mean, steps[0]), _of(np.mean, steps[1])),
-        ratio=_of(np.mean, steps[1]) / _of(np.mean, steps[0]),
+        median_s=(float(np.median(steps[0])), float(np.median(steps[1]))),
+        mean_s=(float(steps[0].mean()), float(steps[1].mean())),
+        ratio=float(steps[1].mean() / steps[0].mean()),
         interval=(low, high),
         chance=mann_whitney(*steps),
         moved=_moved(a, b),
@@ -64,14 +72,8 @@ def _steps(run: Recording) -> Floats:
     return np.max([one[:count] for one in lengths], axis=0) if count else np.zeros(0)
 
 
-def _of(mean: object, steps: Floats) -> float:
-    return float(mean(steps)) if len(steps) else math.nan  # type: ignore[operator]
-
-
 def _interval(a: Floats, b: Floats) -> tuple[float, float]:
     """Where the ratio of mean steps lies, by drawing steps again and again. The same draws every time."""
-    if len(a) < 5 or len(b) < 5:
-        return 0.0, math.inf
     draw = np.random.default_rng(0)
     means = [one[draw.integers(0, len(one), (DRAWS, len(one)))].mean(axis=1) for one in (a, b)]
     low, high = np.percentile(means[1] / means[0], [2.5, 97.5])
@@ -80,7 +82,7 @@ def _interval(a: Floats, b: Floats) -> tuple[float, float]:
 
 def mann_whitney(a: Floats, b: Floats) -> float:
     """The chance that two equal runs differ so much in the order of their steps (two sides, normal)."""
-    if len(a) < 5 or len(b) < 5:
+    if len(a) < FEWEST or len(b) < FEWEST:
         return 1.0
     both = np.concatenate([a, b])
     _, where, counts = np.unique(both, return_inverse=True, return_counts=True)

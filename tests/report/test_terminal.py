@@ -75,11 +75,12 @@ def test_a_run_of_which_nothing_is_known_has_a_card(recording: Recording) -> Non
     assert "too little was seen" in card_text(summarise(replace(recording, ranks=(), gpus=()), []))
 
 
-def test_a_card_on_a_terminal_says_the_same(summary: Summary) -> None:
-    with terminal(rows=60, columns=101) as (file, shown):
+@pytest.mark.parametrize(("columns", "width"), [(101, 101), (0, 100)])
+def test_a_card_on_a_terminal_says_the_same(summary: Summary, columns: int, width: int) -> None:
+    with terminal(rows=60, columns=columns) as (file, shown):
         show_card(summary, file)
         plain = ESCAPE.sub("", shown()).replace("\r\n", "\n")
-    assert [line.rstrip() for line in plain.splitlines()] == card_text(summary, width=101).splitlines()
+    assert [line.rstrip() for line in plain.splitlines()] == card_text(summary, width=width).splitlines()
 
 
 def test_the_panel_takes_the_last_lines_and_leaves_the_cursor_alone(summary: Summary) -> None:

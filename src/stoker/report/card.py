@@ -29,6 +29,7 @@ COLOURS = {
     "stalled": "bright_white",
     "unattributed": "bright_black",
 }
+_WIDTH = 100  # where there is no terminal to ask
 _BAR = 36  # characters of a whole bar
 
 
@@ -52,7 +53,7 @@ def print_card(summary: Summary, console: Console) -> None:
     )
 
 
-def card_text(summary: Summary, *, width: int = 100) -> str:
+def card_text(summary: Summary, *, width: int = _WIDTH) -> str:
     """The verdict card as plain text."""
     buffer = StringIO()
     print_card(summary, Console(file=buffer, width=width, no_color=True, force_terminal=False))
@@ -62,7 +63,10 @@ def card_text(summary: Summary, *, width: int = 100) -> str:
 def show_card(summary: Summary, file: TextIO) -> None:
     """The verdict card, coloured on a terminal, plain elsewhere."""
     if file.isatty():
-        print_card(summary, Console(file=file, width=os.get_terminal_size(file.fileno()).columns))
+        width = (
+            os.get_terminal_size(file.fileno()).columns or _WIDTH
+        )  # 0: a container's may not know its size
+        print_card(summary, Console(file=file, width=width))
     else:
         print(card_text(summary), end="", file=file, flush=True)
 

@@ -191,3 +191,8 @@ def test_a_course_that_never_gets_going_says_so() -> None:
     assert "no first step in" in said
     unfinished = replace(play(ROOMY, NONE), whole=False)
     assert "not at its end after" in say_plan(plan, [unfinished])
+
+
+def test_more_nodes_than_memory_has_room_for_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than can be played through"):
+        replace(ROOMY, nodes=10**12)

@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 
 STAGINGS = ("none", "everything", "share")
 SAVINGS = ("stop", "behind")
+MOST_NODES = 1_000_000  # each is a number in some twenty vectors, at every tick
 CAUSES = ("start", "data", "straggler", "checkpoint")
 
 
@@ -51,6 +52,11 @@ class Cluster:
         for name in ("nodes", "demand", "dataset", "store_rate", "epochs"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"a simulation needs {name}", hint=f"give the job {_SOURCE[name]}")
+        if self.nodes > MOST_NODES:
+            raise UsageError(
+                f"{self.nodes:,} nodes are more than can be played through",
+                hint=f"{MOST_NODES:,} are the most; leave --simulate out for the sums alone",
+            )
 
     @property
     def share(self) -> float:

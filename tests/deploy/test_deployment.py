@@ -155,6 +155,13 @@ def test_unbalanced_quotes_in_prepare_are_said(tmp_path: Path) -> None:
     assert "No closing quotation" in refused.message
 
 
+def test_prepare_may_be_copied_with_its_verb(tmp_path: Path) -> None:
+    words = ["slurm", str(GOLDEN / "job.yaml"), "--out", str(tmp_path), "--data", "s3://b/c"]
+    done = CliRunner().invoke(command, [*words, "--prepare", "run raw --out c", "train.py"])
+    assert done.exit_code == 0
+    assert "stoker prepare run raw --out c" in (tmp_path / "prepare.sh").read_text()
+
+
 def test_names_that_kubernetes_takes_are_taken() -> None:
     one = deployment(namespace="7-team", claim="lustre.home", shared="/lustre/me/")
     assert one.run_folder == "/lustre/me/runs/train"

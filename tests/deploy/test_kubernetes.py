@@ -202,3 +202,9 @@ def test_a_claimed_cache_has_room_for_the_filesystem_too() -> None:
     (volume,) = patch["spec"]["template"]["spec"]["volumes"]
     claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
     assert claim["resources"]["requests"]["storage"] == "106Gi"  # of two nodes' 100 GiB, 95% of it
+
+
+def test_the_image_has_what_its_commands_need() -> None:
+    text = kubernetes_files(deployment())["Containerfile"]
+    extras = set(text.partition("stoker[")[2].partition("]")[0].split(","))
+    assert {"object-store", "gpu", "tokens", "arrow"} <= extras  # stage; doctor and watch; prepare

@@ -135,11 +135,12 @@ def _deployment(given: dict[str, Any]) -> Deployment:
 
 def _words(prepare: str) -> tuple[str, ...]:
     try:
-        return tuple(shlex.split(prepare))
+        words = tuple(shlex.split(prepare))
     except ValueError as error:
         raise UsageError(
             f"--prepare {prepare!r}: {error}", hint="quote its words as a shell wants it"
         ) from None
+    return words[1:] if words[:1] == ("run",) else words  # people copy `stoker prepare run …`
 
 
 def _say(paths: list[Path]) -> None:

@@ -9,7 +9,8 @@ _TEXT = """\
 # Any image with torch and CUDA will do as the base; one per site keeps driver and NCCL in step.
 ARG BASE=pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime
 FROM ${{BASE}}
-RUN pip install --no-cache-dir 'stoker[tokens,object-store,deploy]=={version}'
+# gpu: without it doctor and watch see no card
+RUN pip install --no-cache-dir 'stoker[tokens,arrow,object-store,gpu,deploy]=={version}'
 WORKDIR /workspace
 COPY . /workspace
 # no ENTRYPOINT: pods name their commands in full, and signals then reach them directly

@@ -66,7 +66,9 @@ def test_what_does_not_add_up_is_refused_with_its_reason(given: dict[str, Any], 
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("limit", ["20", "20:00", "1:00:00", "1-0", "1-12:30", "2-00:00:00"])
+@pytest.mark.parametrize(
+    "limit", ["20", "20:00", "1:00:00", "1-0", "1-12:30", "2-00:00:00", "0", "unlimited"]
+)
 def test_time_limits_are_read_as_slurm_reads_them(limit: str) -> None:
     assert deployment(time_limit=limit).time_limit == limit
 

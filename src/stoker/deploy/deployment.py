@@ -15,6 +15,7 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _WORD = re.compile(r"[\w.,/+-]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
+_UNLIMITED = ("0", "UNLIMITED", "INFINITE")
 _IMAGE = re.compile(r"[\w.:/@-]+")
 _PATH = re.compile(
     r"(/[^/\s:$]+)+/?"
@@ -202,6 +203,8 @@ def _check_grace(one: Deployment) -> None:
 
 
 def _check_time(one: Deployment) -> None:
+    if one.time_limit.upper() in _UNLIMITED:
+        return
     found = _TIME.fullmatch(one.time_limit)
     if not found:
         raise UsageError(f"time {one.time_limit!r} is none of Slurm's", hint="write 1-00:00:00 or 8:00:00")

@@ -68,7 +68,7 @@ step srun --kill-on-bad-exit=1 bash "$here/prolog.sh"
 
 if [ "$leaving" = 0 ] && [ "$code" = 0 ]; then
     master=$(hostname)  # this script runs on the first node
-    port=$((20000 + SLURM_JOB_ID % 20000))
+    port=$((12000 + SLURM_JOB_ID % 20000))  # below those that the kernel gives out
     export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
     step srun --kill-on-bad-exit=1 bash -c '
         trap "" USR1  # torchrun would die of it; ranks set their own handlers

@@ -12,6 +12,7 @@ from machines import GIB, LARGE, faults, machine, seen
 from stoker.doctor.examine import examine
 from stoker.doctor.need import Need, need_of, read_need
 from stoker.errors import BadInputError, StorageError
+from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Cgroup, Memory, Snapshot, Surroundings
 
 if TYPE_CHECKING:
@@ -71,6 +72,18 @@ def test_a_machine_too_small_for_a_large_job_fails_in_all_that_it_lacks() -> Non
 def test_a_good_machine_is_good_enough_for_its_job() -> None:
     need = replace(LARGE, cache_bytes=1 << 40, open_files=100_000, cpu_cores=32, read_bytes_s=10**9, gpus=8)
     assert faults(examine(machine("good_node"), need=need)) == {}
+
+
+def test_a_job_that_comes_back_finds_its_share_and_needs_no_room_for_it() -> None:
+    good = machine("good_node")
+    (cache,) = [place for place in good.places if place.role == "cache"]
+    full = replace(cache, free_bytes=1 << 30)
+    levels = []
+    for held in (Unknown(reason="not counted"), 0, 2 << 40):
+        here = replace(good, places=(replace(full, held_bytes=held),))
+        levels.append(seen(here, "free space", Need(cache_bytes=2 << 40))[0].level)
+    assert levels[:2] == ["fail", "fail"]
+    assert levels[2] != "fail"
 
 
 def test_the_needs_of_a_plan_are_read(tmp_path: Path) -> None:

@@ -123,3 +123,12 @@ def test_lists_of_cores_are_read(text: str, wanted: tuple[int, ...]) -> None:
 
 def test_the_chosen_of_a_list_is_the_one_in_brackets() -> None:
     assert (chosen("always [madvise] never"), chosen("none")) == ("madvise", "none")
+
+
+def test_what_lies_in_a_cache_is_counted_and_in_another_folder_is_not(tmp_path: Path) -> None:
+    (tmp_path / "shard.bin").write_bytes(b"x" * 100_000)
+    assert read_place(Files(), "cache", tmp_path).held_bytes == 0
+    (tmp_path / ".stoker").mkdir()
+    held = read_place(Files(), "cache", tmp_path).held_bytes
+    assert isinstance(held, int)
+    assert held >= 100_000

@@ -94,9 +94,12 @@ def filesystem(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 def room(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     free, total = known(place.free_bytes), known(place.total_bytes)
     read = f"{say(free)} of {say(total)} free"
-    if place.role == "cache" and need.cache_bytes is not None and free < need.cache_bytes:
+    held = (
+        place.held_bytes if isinstance(place.held_bytes, int) else 0
+    )  # a job that comes back finds its share
+    if place.role == "cache" and need.cache_bytes is not None and free + held < need.cache_bytes:
         return fail(
-            f"{read}; {say(need.cache_bytes)} are needed",
+            f"{read}, {say(held)} lie there already; {say(need.cache_bytes)} are needed",
             f"stoker stage ls --cache {shlex.quote(place.path)}  # see what may go; or let it give way: "
             f"stoker stage URL --cache {shlex.quote(place.path)} --budget {free * 9 // 10}",
         )

@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from stoker.machine.snapshot import Disk, Place
 
 _PASSING = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # what is no disk by itself
 _LFS_S = 1.0
+_COUNTING_S = 5.0  # a cache of shards is counted in milliseconds, one of a million files in seconds
 _PATIENCE_S = 1.2
 
 Value = TypeVar("Value")
@@ -47,7 +48,7 @@ def read_place(files: Files, role: str, path: Path) -> Place:
     if isinstance(mounts, Unknown):
         return Place(role=role, path=str(path), mountpoint=mounts, filesystem=mounts, options=mounts)
     if place := within(_PATIENCE_S, lambda: _place(files, role, path, mounts)):
-        return place
+        return replace(place, held_bytes=_held(path)) if role == "cache" else place
     mount, silent = _holding(mounts, path.absolute()), Unknown(reason=f"no answer in {_PATIENCE_S:g} s")
     return Place(
         role=role,
@@ -178,6 +179,21 @@ def _space(there: Path) -> tuple[int | Unknown, int | Unknown, int | Unknown, in
         reason = Unknown(reason=f"{there}: {error.strerror}")
         return reason, reason, reason, reason
     return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, stat.f_files, stat.f_favail
+
+
+def _held(folder: Path) -> int | Unknown:
+    """What the files of a cache take of its disk; a folder that nothing was staged to yet is none."""
+    if not (folder / ".stoker").is_dir():
+        return 0
+    found = within(_COUNTING_S, lambda: sum(map(_taken, folder.rglob("*"))))
+    return Unknown(reason=f"not counted in {_COUNTING_S:g} s") if found is None else found
+
+
+def _taken(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:  # gone meanwhile
+        return 0
 
 
 def _holding(mounts: Iterable[Mount], path: Path) -> Mount | None:

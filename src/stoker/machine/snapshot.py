@@ -102,6 +102,7 @@ class Place:
     disk: str | Unknown | None = NOT_READ  # None: a filesystem without a block device
     total_bytes: int | Unknown = NOT_READ
     free_bytes: int | Unknown = NOT_READ
+    held_bytes: int | Unknown = NOT_READ  # of a cache: what lies in it already
     total_inodes: int | Unknown = NOT_READ
     free_inodes: int | Unknown = NOT_READ
     read_ahead_bytes: int | Unknown = NOT_READ

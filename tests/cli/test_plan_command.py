@@ -71,3 +71,20 @@ def test_a_measurement_counts_more_than_the_file_and_a_flag_more_than_that(tmp_p
     plan = json.loads(run(str(job), "--measured", str(measured), "--batch", "32", "--json"))
     assert (plan["job"]["step"], plan["job"]["batch"], plan["job"]["mfu"]) == (0.5, 32, 0.3)
     assert plan["measured"] == [str(measured)]
+
+
+def test_deploy_ends_with_the_lines_that_start_the_job(tmp_path: Path) -> None:
+    job = tmp_path / "job.json"
+    job.write_text('{"name": "vision", "nodes": 2}')
+    words = ["deploy", "k8s", str(job), "--image", "i:1", "--data", "s3://b/c", "--namespace", "team-a"]
+    said = (
+        CliRunner().invoke(stoker, [*words, "--out", str(tmp_path / "k8s"), "train.py"]).stdout.splitlines()
+    )
+    assert said[-2].startswith(
+        "kubectl create secret generic vision-metrics --namespace team-a --from-literal"
+    )
+    assert said[-1] == f"kubectl apply -k {tmp_path / 'k8s' / 'base'}"
+    said = (
+        CliRunner().invoke(stoker, [*words, "--plain", "--out", str(tmp_path / "plain"), "train.py"]).stdout
+    )
+    assert "secret" not in said

@@ -98,6 +98,11 @@ def k8s(out: Path, **given: Any) -> None:
 
     deployment = _deployment(given)
     _say(write_files(out, kubernetes_files(deployment)))
+    if not deployment.plain:  # without the Secret its pods would wait for it
+        click.echo(
+            f"kubectl create secret generic {deployment.name}-metrics --namespace {deployment.namespace} "
+            "--from-literal=token=$(openssl rand -hex 16)"
+        )
     click.echo(shlex.join(["kubectl", "apply", "-k", str(out / "base")]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
 
 def _read_json(text: str, path: Path) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}", hint="see docs/guides/plan.md") from error
 
@@ -58,7 +59,18 @@ def _read_json(text: str, path: Path) -> Any:
 def _read_yaml(text: str, path: Path) -> Any:
     yaml = require("yaml", extra="deploy")
     try:
+        if isinstance(node := yaml.compose(text, Loader=yaml.SafeLoader), yaml.MappingNode):
+            _once([(key.value, None) for key, _ in node.value if isinstance(key.value, str)])
         return yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError) as error:  # a date such as 2026-13-01 is a ValueError
         said = " ".join(str(error).split())
         raise UsageError(f"{path} is not YAML: {said}", hint="see docs/guides/plan.md") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Both formats would let the last of two equal names win without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice} stands there twice")
+    return found

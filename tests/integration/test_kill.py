@@ -196,7 +196,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert (process.returncode, "Traceback" in errors) == (130, False)
     assert errors.splitlines()[-2:] == [
         "error: interrupted",
-        "hint: run the same command again: it goes on where this one stopped",
+        "hint: run the same command again: prepare and stage go on where they stopped",
     ]
     finish(command(out))
     assert snapshot(out) == undisturbed[0]

@@ -167,7 +167,7 @@ def test_an_interrupted_run_leaves_what_has_landed(
     assert process.returncode == 130, errors
     assert errors.splitlines()[-2:] == [
         "error: interrupted",
-        "hint: run the same command again: it goes on where this one stopped",
+        "hint: run the same command again: prepare and stage go on where they stopped",
     ]
     (left,) = (tmp_path / "c/.stoker/parts").glob("*/*")
     assert left.name.startswith("left-")

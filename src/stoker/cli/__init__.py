@@ -84,7 +84,8 @@ def _run(arguments: list[str] | None) -> int:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return _fail(f"{where}{error.strerror or error}", "", 1)
     except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", "run the same command again: it goes on where this one stopped", 130)
+        hint = "run the same command again: prepare and stage go on where they stopped"
+        return _fail("interrupted", hint, 130)
 
 
 def _fail(message: str, hint: str, code: int) -> int:

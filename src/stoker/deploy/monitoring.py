@@ -17,7 +17,7 @@ def surfaces() -> tuple[str, str]:
 
 
 def health_daemons(one: Deployment) -> Object:
-    """A pod on every GPU node that examines the machine now and then, and tells Prometheus."""
+    """A pod on every node that examines the machine now and then, and tells Prometheus."""
     meta = {
         "labels": labels(one, "health"),
         "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": str(HEALTH_PORT)},

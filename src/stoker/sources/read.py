@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from stoker.errors import require
+from stoker.errors import ChangedError, require
 from stoker.sources.documents import BadRecord, Documents, Piece, Reading, Source
 from stoker.sources.lines import decompression_errors, open_plain, read_jsonl, read_text_lines
 from stoker.sources.tables import read_dataset, read_table
+from stoker.storage import open_store, split_url
 
 Reader = Callable[[Source, Piece, Reading], Iterator[Documents]]
 
@@ -26,7 +27,21 @@ def read_piece(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
         "hub": read_dataset,
         "webdataset": _read_tar,
     }
-    return readers[source.kind](source, piece, reading)
+    yield from readers[source.kind](source, piece, reading)
+    if source.kind not in ("saved", "hub"):
+        _check_unchanged(source)
+
+
+def _check_unchanged(source: Source) -> None:
+    """Pieces were cut of the file as the plan saw it: of another one lines would be lost or read twice."""
+    folder, name = split_url(source.url)
+    found = open_store(folder).stat(name)
+    if (found.bytes, found.version) != (source.bytes, source.version):
+        raise ChangedError(
+            f"{source.url} changed after this run was planned: it was {source.bytes:,} bytes,"
+            f" now it is {found.bytes:,}",
+            hint="once nobody writes to it, run the same command again: it plans anew",
+        )
 
 
 def _read_whole(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:

@@ -140,6 +140,28 @@ def read_manifest(url: str | Path) -> Manifest:
     return parse_manifest(text, name=name)
 
 
+def find_manifest(url: str | Path) -> Manifest | None:
+    """The manifest of a folder or prefix, or None where there is none. One that is there and cannot be
+    read, or that cannot be reached, raises: nobody knows what it stands for."""
+    try:
+        return read_manifest(url)
+    except BadManifestError as error:
+        reason = error.__cause__
+        if not isinstance(reason, StorageError):
+            raise
+        if is_absent(reason):
+            return None
+        raise reason from None
+
+
+def is_absent(error: StorageError) -> bool:
+    """Whether a file was not there, rather than out of reach. Amazon also answers 403 to those who may
+    read what there is but not list it."""
+    reason = error.__cause__
+    absent = reason is None or isinstance(reason, (FileNotFoundError, NotADirectoryError))
+    return absent or type(reason).__name__ == "PermissionDeniedError"
+
+
 def write_manifest(store: Store, manifest: Manifest, *, blocks: npt.NDArray[np.uint64]) -> Manifest:
     """Write the digests, then the manifest: a dataset exists once its manifest does."""
     data = blocks.astype("<u8").tobytes()

@@ -193,7 +193,8 @@ def verify(dataset: str, as_json: bool) -> None:
         click.echo(fault)
     if faults:
         raise BadShardError(
-            f"{len(faults)} faults in {dataset}", hint="restore those files from a copy, or prepare again"
+            f"{len(faults)} faults in {dataset}",
+            hint="restore those files from a copy, or delete them and run its `stoker prepare` again",
         )
     if not as_json:
         click.echo(f"{dataset} is whole")

@@ -20,6 +20,7 @@ from stoker.manifest import (
     Manifest,
     ShardRecord,
     TokenizerRecord,
+    find_manifest,
     read_blocks,
     read_manifest,
     write_manifest,
@@ -133,11 +134,7 @@ def _open_plain(store: Store, name: str) -> BinaryIO:
 def adopt(url: str, *, tokenizer: str = "") -> Manifest:
     """Make a manifest for a folder of Megatron pairs or WebDataset tars."""
     store = open_store(url)
-    try:
-        read_manifest(url)
-    except BadManifestError:
-        pass
-    else:
+    if _has_manifest(url):
         raise UsageError(f"{url} has a manifest already", hint=f"delete {NAME} there to index it anew")
     names = [entry.path for entry in store.list() if not entry.path.startswith(".")]
     pairs = [name for name in names if name.endswith(".bin") and f"{name[:-4]}.idx" in names]
@@ -158,6 +155,16 @@ def adopt(url: str, *, tokenizer: str = "") -> Manifest:
     )
     blocks = np.array([digest for _, digests, _ in found for digest in digests], np.uint64)
     return write_manifest(store, manifest, blocks=blocks)
+
+
+def _has_manifest(url: str) -> bool:
+    """A torn one is none; one of another version of stoker is not ours to replace."""
+    try:
+        return find_manifest(url) is not None
+    except BadManifestError as error:
+        if error.__cause__ is None:
+            raise
+        return False
 
 
 _Adopted = tuple[ShardRecord, tuple[int, ...], str]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from stoker import __version__
-from stoker.errors import BadInputError, BadManifestError, EngineMismatchError, TaskError, UsageError
+from stoker.errors import BadInputError, EngineMismatchError, StorageError, TaskError, UsageError
 from stoker.launch.ledger import Ledger
 from stoker.manifest import NAME as MANIFEST_NAME
-from stoker.manifest import Manifest, TokenizerRecord, read_manifest, write_manifest
+from stoker.manifest import (
+    FileRecord,
+    Manifest,
+    TokenizerRecord,
+    find_manifest,
+    is_absent,
+    write_manifest,
+)
 from stoker.prepare import tokens
 from stoker.prepare.curate import Statistics
 from stoker.prepare.job import TOKENIZER_NAME, Job
@@ -30,7 +38,16 @@ from stoker.prepare.writer import Shard
 from stoker.sources.discover import check_reading, discover
 from stoker.sources.documents import Piece, Source
 from stoker.sources.read import read_piece
-from stoker.storage import is_local, join_url, local_path, new_file, open_store, sync_folder
+from stoker.storage import (
+    Store,
+    is_local,
+    join_url,
+    local_path,
+    named_errors,
+    new_file,
+    open_store,
+    sync_folder,
+)
 
 STATISTICS_NAME = "statistics.json"
 
@@ -304,11 +321,16 @@ def _publish(job: Job, manifest: Manifest) -> None:
         written, shown = job.target / file.name, out / file.name
         if not written.exists():  # moved before a crash, where there are no links
             continue
-        shown.unlink(missing_ok=True)
+        # Never away and there again: another run of this command may have finished the dataset meanwhile.
+        aside = shown.with_name(f".{shown.name}.{secrets.token_hex(6)}.tmp")
         try:
-            os.link(written, shown)
+            os.link(written, aside)
+            aside.replace(shown)
         except OSError:
-            written.rename(shown)
+            with named_errors("write", shown):
+                written.replace(shown)
+        finally:
+            aside.unlink(missing_ok=True)
     sync_folder(out)
 
 
@@ -325,22 +347,29 @@ def _check_delivered(job: Job, manifest: Manifest) -> None:
 
 
 def _already_there(plan: Plan) -> Prepared | None:
-    try:
-        manifest = read_manifest(plan.out)
-    except BadManifestError:
+    """The finished dataset; None where there is none, or where files of it are missing."""
+    manifest = find_manifest(plan.out)
+    store = open_store(plan.out)
+    if manifest is None or not all(_is_delivered(store, file) for file in manifest.files()):
         return None
-    with open_store(plan.out).open(STATISTICS_NAME) as file:
+    with store.open(STATISTICS_NAME) as file:
         statistics = Statistics.from_plain(json.loads(file.read()))
     return Prepared(url=plan.out, manifest=manifest, statistics=statistics)
 
 
+def _is_delivered(store: Store, file: FileRecord) -> bool:
+    try:
+        return store.stat(file.name).bytes == file.bytes
+    except StorageError as error:
+        if is_absent(error):
+            return False
+        raise
+
+
 def _check_out(plan: Plan) -> None:
     """A dataset is never overwritten: another plan needs another folder."""
-    try:
-        manifest = read_manifest(plan.out)
-    except BadManifestError:
-        return
-    if manifest.plan != plan.digest:
+    manifest = find_manifest(plan.out)
+    if manifest and manifest.plan != plan.digest:
         raise UsageError(
             f"{plan.out} already holds a dataset made from other sources or options",
             hint=f"choose another --out, or delete {join_url(plan.out, MANIFEST_NAME)} and its shards first",

@@ -26,12 +26,13 @@ from stoker.formats.megatron import read_index_file
 from stoker.launch.worker import load_entry, run_task
 from stoker.manifest import read_manifest
 from stoker.prepare.plan import Options
-from stoker.prepare.run import Prepared, prepare
+from stoker.prepare.run import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from stoker.launch.ledger import Ledger
+    from stoker.prepare.finish import Prepared
     from stoker.prepare.plan import Plan
 
 EOD = "<|endoftext|>"

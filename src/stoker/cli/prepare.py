@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from stoker.launch.pods import Pods
     from stoker.launch.slurm import SlurmArray
     from stoker.manifest import Manifest
+    from stoker.prepare.finish import Prepared
     from stoker.prepare.plan import Options
-    from stoker.prepare.run import Launcher, Prepared, Submitted
+    from stoker.prepare.run import Launcher, Submitted
 
 
 class _DefaultToRun(click.Group):
@@ -160,7 +161,8 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
     Run the same command again after a failure or a kill: it does only what is missing.
     """
     from stoker.cli.progress import Progress
-    from stoker.prepare.run import Prepared, prepare, submit
+    from stoker.prepare.finish import Prepared
+    from stoker.prepare.run import prepare, submit
 
     _check_slurm_options(given)
     options = _options(sources, given)
@@ -217,8 +219,8 @@ def index(dataset: str, tokenizer: str, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def merge(folder: Path) -> None:
     """Finish the dataset of a work FOLDER whose tasks are done (the last job of a Slurm run)."""
+    from stoker.prepare.finish import finish
     from stoker.prepare.job import open_job
-    from stoker.prepare.run import finish
 
     _report(finish(open_job(folder)), as_json=False)
 

@@ -7,53 +7,25 @@ named by the plan's digest: the same command finds what an earlier, killed one l
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from stoker import __version__
-from stoker.errors import BadInputError, EngineMismatchError, StorageError, TaskError, UsageError
+from stoker.errors import EngineMismatchError, UsageError
 from stoker.launch.ledger import Ledger
-from stoker.manifest import NAME as MANIFEST_NAME
-from stoker.manifest import (
-    FileRecord,
-    Manifest,
-    TokenizerRecord,
-    find_manifest,
-    is_absent,
-    write_manifest,
-)
+from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
-from stoker.prepare.curate import Statistics
+from stoker.prepare.finish import Prepared, already_there, check_out, check_stage, clean_up, finish
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.plan import Options, Plan, make_plan
-from stoker.prepare.writer import Shard
 from stoker.sources.discover import check_reading, discover
 from stoker.sources.documents import Piece, Source
 from stoker.sources.read import read_piece
-from stoker.storage import (
-    Store,
-    is_local,
-    join_url,
-    local_path,
-    named_errors,
-    new_file,
-    open_store,
-    sync_folder,
-)
-
-STATISTICS_NAME = "statistics.json"
+from stoker.storage import is_local, local_path, new_file
 
 _FIRST_DOCUMENTS, _FIRST_CHARS = 64, 4096  # what an engine is tried on before it is chosen
-_FAILURES_SHOWN = 3
-_AGAIN = "the same command does what is missing, and only that"
 
 
 class Launcher(Protocol):
@@ -85,16 +57,6 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A finished dataset."""
-
-    url: str
-    manifest: Manifest
-    statistics: Statistics
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
     """A dataset that jobs will make: their ids by stage, and the folder they work in."""
 
@@ -118,9 +80,9 @@ def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Pat
 
 def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path | None) -> Prepared:
     job = plan_job(options, watcher=watcher, work=work)
-    if done := _already_there(job.plan):
+    if done := already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
-        _clean_up(job)
+        clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
     seconds = {}
@@ -130,7 +92,7 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
             run_stage(job, stage, count, launcher, watcher)
             seconds[stage] = round(time.monotonic() - started, 3)
     except EngineMismatchError:
-        _clean_up(job)  # whatever runs next is another plan
+        clean_up(job)  # whatever runs next is another plan
         raise
     return replace(finish(job), stage_seconds=seconds)
 
@@ -146,7 +108,7 @@ class Crew(Launcher, Protocol):
 def assist(options: Options, crew: Crew, *, watcher: Watcher, work: Path | None = None) -> None:
     """Do our part of a dataset that another process, which calls `prepare`, finishes."""
     job = plan_job(options, watcher=watcher, work=work)
-    if _already_there(job.plan):
+    if already_there(job.plan):
         return
     watcher.planned(job.plan, job.folder)
     *before, last = job.plan.stages.items()
@@ -178,9 +140,9 @@ def submit(
             hint="leave --detach out, or name the reference engine: --engine huggingface (or tiktoken)",
         )
     job = plan_job(options, watcher=watcher, work=work)
-    if done := _already_there(job.plan):
+    if done := already_there(job.plan):
         watcher.note(f"{job.plan.out} is already prepared")
-        _clean_up(job)
+        clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
     missing = {stage: missing_tasks(job, stage, count) for stage, count in job.plan.stages.items()}
@@ -208,7 +170,7 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
     )
     plan = make_plan(options, sources, record, tokenizer.family)
     job = Job(plan=plan, folder=work_folder(plan, work))
-    _check_out(plan)
+    check_out(plan)
     _write_once(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
     _write_once(job.folder / "plan.json", plan.to_json())
     return job
@@ -239,141 +201,6 @@ def missing_tasks(job: Job, stage: str, count: int) -> list[int]:
     """The tasks without a marker, and those whose files an accident has damaged since."""
     missing = job.ledger.missing(stage, count)
     return missing + job.ledger.recheck(stage, sorted(set(range(count)) - set(missing)))
-
-
-def check_stage(job: Job, stage: str, count: int) -> None:
-    """Every task of the stage must have a marker."""
-    failed = job.ledger.missing(stage, count)
-    if not failed:
-        return
-    failures = [(number, job.ledger.failure(stage, number)) for number in failed]
-    told = [(number, failure) for number, failure in failures if failure]
-    for _, failure in told:
-        if isinstance(failure, EngineMismatchError):
-            raise failure
-    shown = [f"{stage} task {number}: {failure.message}" for number, failure in told[:_FAILURES_SHOWN]]
-    hints = dict.fromkeys(failure.hint for _, failure in told[:_FAILURES_SHOWN] if failure.hint)
-    raise TaskError(
-        "\n".join(
-            [f"{len(failed)} of {count} {stage} tasks are not done, {len(told)} of them failed", *shown]
-        ),
-        hint="; ".join([*hints, f"logs are in {job.folder / 'logs'}", _AGAIN]),
-    )
-
-
-def finish(job: Job) -> Prepared:
-    """All tasks are done: check their shards, write statistics and manifest, clean up."""
-    for stage, count in job.plan.stages.items():
-        check_stage(job, stage, count)
-    results = job.results("write")
-    statistics = Statistics()
-    for result in (*job.results("map"), *results):
-        statistics.add(Statistics.from_plain(result["statistics"]))
-    store = open_store(job.plan.out)
-    store.write(STATISTICS_NAME, (json.dumps(statistics.to_plain(), indent=1) + "\n").encode())
-    if not statistics.documents_out:
-        raise BadInputError(
-            f"none of {statistics.documents_in:,} documents is left to write",
-            hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
-        )
-    manifest, blocks = _manifest(job, results)
-    if is_local(job.plan.out):
-        _publish(job, manifest)
-    _check_delivered(job, manifest)
-    if job.plan.family == "huggingface":
-        store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
-    manifest = write_manifest(store, manifest, blocks=blocks)
-    _clean_up(job)
-    return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
-
-
-def _clean_up(job: Job) -> None:
-    for folder in (job.folder, job.target.parent):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
-    plan = job.plan
-    shards = sorted(
-        (Shard.from_plain(shard) for result in results for shard in result["shards"]),
-        key=lambda shard: shard.record.name,
-    )
-    manifest = Manifest(
-        format=plan.format,
-        shards=tuple(shard.record for shard in shards),
-        dtype=plan.dtype.name,
-        compression="zstd" if plan.zstd else "",
-        tokenizer=plan.tokenizer,
-        shuffled=plan.shuffle,
-        seed=plan.seed,
-        epochs=plan.epochs,
-        plan=plan.digest,
-        made_by=f"stoker {__version__}",
-    )
-    return manifest, np.array([digest for shard in shards for digest in shard.blocks], np.uint64)
-
-
-def _publish(job: Job, manifest: Manifest) -> None:
-    """Put the shards where they belong. They also stay where they were written, until the folder goes: a run
-    that is killed here finds all its tasks done."""
-    out = local_path(job.plan.out)
-    for file in manifest.files():
-        written, shown = job.target / file.name, out / file.name
-        if not written.exists():  # moved before a crash, where there are no links
-            continue
-        # Never away and there again: another run of this command may have finished the dataset meanwhile.
-        aside = shown.with_name(f".{shown.name}.{secrets.token_hex(6)}.tmp")
-        try:
-            os.link(written, aside)
-            aside.replace(shown)
-        except OSError:
-            with named_errors("write", shown):
-                written.replace(shown)
-        finally:
-            aside.unlink(missing_ok=True)
-    sync_folder(out)
-
-
-def _check_delivered(job: Job, manifest: Manifest) -> None:
-    """Every file must be where the manifest will say it is, in its full size."""
-    store = open_store(job.plan.out)
-    for file in manifest.files():
-        found = store.stat(file.name).bytes
-        if found != file.bytes:
-            raise TaskError(
-                f"{join_url(job.plan.out, file.name)} is {found:,} bytes, its task wrote {file.bytes:,}",
-                hint=f"delete it and {job.folder}, and run the same command again",
-            )
-
-
-def _already_there(plan: Plan) -> Prepared | None:
-    """The finished dataset; None where there is none, or where files of it are missing."""
-    manifest = find_manifest(plan.out)
-    store = open_store(plan.out)
-    if manifest is None or not all(_is_delivered(store, file) for file in manifest.files()):
-        return None
-    with store.open(STATISTICS_NAME) as file:
-        statistics = Statistics.from_plain(json.loads(file.read()))
-    return Prepared(url=plan.out, manifest=manifest, statistics=statistics)
-
-
-def _is_delivered(store: Store, file: FileRecord) -> bool:
-    try:
-        return store.stat(file.name).bytes == file.bytes
-    except StorageError as error:
-        if is_absent(error):
-            return False
-        raise
-
-
-def _check_out(plan: Plan) -> None:
-    """A dataset is never overwritten: another plan needs another folder."""
-    manifest = find_manifest(plan.out)
-    if manifest and manifest.plan != plan.digest:
-        raise UsageError(
-            f"{plan.out} already holds a dataset made from other sources or options",
-            hint=f"choose another --out, or delete {join_url(plan.out, MANIFEST_NAME)} and its shards first",
-        )
 
 
 def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -255,6 +256,19 @@ def test_asking_for_a_finished_dataset_again_changes_nothing(
     before = sorted(path.name for path in (tmp_path / "out").iterdir())
     make(corpus)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+
+
+def test_a_dataset_made_inside_its_source_folder_is_no_source(
+    make: Make, corpus: Path, inline: Any, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "raw", tmp_path / "raw" / "prepared"
+    shutil.copytree(corpus.parent, source)
+    with pytest.raises(TaskError):
+        make(source, out=out, launcher=Fails(inline(), "write", 0))
+    again = inline()
+    made = make(source, out=out, launcher=again)
+    assert again.ran == [("write", 0)]
+    assert make(source, out=out).manifest.shards == made.manifest.shards
 
 
 def test_a_dataset_is_never_overwritten_by_another(make: Make, corpus: Path) -> None:

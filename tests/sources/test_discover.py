@@ -62,6 +62,45 @@ def test_a_file_of_unknown_kind_is_refused_if_named(tree: Path) -> None:
         discover([f"{tree}/x.png"])
 
 
+def test_what_is_left_out_of_a_folder_is_told(tree: Path) -> None:
+    told: list[str] = []
+    discover([str(tree)], say=told.append)
+    assert told == [f"{tree}: 2 files of no known kind are left out (.png, README)"]
+
+
+def test_the_case_of_a_suffix_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "A.JSONL.GZ").write_bytes(b"x")
+    (found,) = discover([str(tmp_path)])
+    assert (found.kind, found.compression) == ("jsonl", "gz")
+
+
+def test_a_linked_folder_is_part_of_the_folder_it_is_linked_into(tree: Path) -> None:
+    (tree / "raw").mkdir()
+    (tree / "raw" / "more").symlink_to(tree / "sub")
+    assert names(discover([f"{tree}/raw"]), tree) == ["raw/more/c.jsonl.gz", "raw/more/deep/d.txt"]
+
+
+def test_links_that_lead_around_in_a_circle_are_followed_once(tree: Path) -> None:
+    (tree / "sub" / "up").symlink_to(tree)
+    assert len(discover([f"{tree}/sub"])) == 4
+
+
+def test_hidden_folders_hold_no_sources(tree: Path) -> None:
+    (tree / ".ipynb_checkpoints").mkdir()
+    (tree / ".ipynb_checkpoints" / "a-checkpoint.txt").write_bytes(b"x")
+    assert len(discover([str(tree)])) == 4
+
+
+def test_a_hidden_file_is_read_if_named(tree: Path) -> None:
+    assert names(discover([f"{tree}/.hidden.txt"]), tree) == [".hidden.txt"]
+
+
+@pytest.mark.parametrize("name", ["", "/"])
+def test_a_folder_is_not_source_and_output_at_once(name: str, tree: Path) -> None:
+    with pytest.raises(UsageError, match="is a source and --out at once"):
+        discover([f"{tree}{name}"], out=str(tree))
+
+
 def test_lines_without_a_text_file_is_wrong_usage(tree: Path) -> None:
     with pytest.raises(UsageError, match="--lines"):
         check_reading(discover([f"{tree}/b.jsonl"]), lines=True)

@@ -152,7 +152,13 @@ def submit(
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
     """Look at the sources, choose the engine, and write the plan into its folder."""
-    sources = discover(options.sources, lines=options.reading.lines, split=options.split)
+    sources = discover(
+        options.sources,
+        lines=options.reading.lines,
+        split=options.split,
+        out=options.out,
+        say=watcher.note,
+    )
     check_reading(sources, lines=options.reading.lines)
     tokenizer = tokens.load_tokenizer(options.tokenizer)
     first = _first_documents(sources, options)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import glob
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -36,18 +38,38 @@ _KINDS = {
 }
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _GLOB_MARKS = set("*?[")
+_KINDS_SHOWN = 5
 
 
-def discover(names: Sequence[str], *, lines: bool = False, split: str = "train") -> list[Source]:
-    """Every source behind these names, each once, in the order of the names and then of the paths."""
+def discover(
+    names: Sequence[str],
+    *,
+    lines: bool = False,
+    split: str = "train",
+    out: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Source]:
+    """Every source behind these names, each once, in the order of the names and then of the paths. What
+    is made in `out` is no source of the folder around it; files of no known kind are told to `say`."""
     sources: dict[tuple[str, str], Source] = {}
+    look = _Look(lines=lines, split=split, out=_absolute(out), say=say)
     for name in names:
         with named_errors("read", name):
-            found = _behind(name, lines, split)
+            found = _behind(name, look)
         if not found:
             raise BadInputError(f"{name} holds nothing to read", hint=f"it may hold {_readable()} files")
         sources.update({(source.url, source.part): source for source in found})
     return list(sources.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    """How to look at a name."""
+
+    lines: bool
+    split: str
+    out: str
+    say: Callable[[str], None]
 
 
 def cut(sources: Sequence[Source], *, split_bytes: int) -> list[tuple[Piece, ...]]:
@@ -69,27 +91,72 @@ def cut(sources: Sequence[Source], *, split_bytes: int) -> list[tuple[Piece, ...
     return splits
 
 
-def _behind(name: str, lines: bool, split: str) -> list[Source]:
+def _behind(name: str, look: _Look) -> list[Source]:
     if url_scheme(name) == "hf":
-        return tables.hub_sources(name.removeprefix("hf://"), split)
+        return tables.hub_sources(name.removeprefix("hf://"), look.split)
     if is_local(name):
         path = local_path(name).absolute()  # tasks may run in another folder, or on another machine
         if _is_there(path) and path.is_dir():
             if tables.is_saved_dataset(path):
-                return tables.saved_sources(path, split)
-            return _sources(str(path), list(open_store(path).list()), lines)
+                return tables.saved_sources(path, look.split)
+            return _folder(str(path), _entries_below(path), look)
         if _is_there(path):
-            return _sources(*_one_file(str(path)), lines, named=True)
+            return _sources(*_one_file(str(path)), look)
         if _GLOB_MARKS & set(str(path)):
             matches = sorted(glob.glob(str(path), recursive=True))
             return [
-                source
-                for match in matches
-                if not Path(match).is_dir()
-                for source in _behind(match, lines, split)
+                source for match in matches if not Path(match).is_dir() for source in _behind(match, look)
             ]
         raise BadInputError(f"{name} does not exist", hint="check the path, and quote globs with **")
-    return _remote(name, lines)
+    return _remote(name, look)
+
+
+def _absolute(url: str) -> str:
+    return str(local_path(url).absolute()) if url and is_local(url) else url.rstrip("/")
+
+
+def _folder(base: str, entries: list[Entry], look: _Look) -> list[Source]:
+    """What a folder or prefix holds, without what is hidden in it, and without what we make there."""
+    base = base.rstrip("/")
+    if base == look.out:
+        raise UsageError(
+            f"{base} is a source and --out at once", hint="choose another --out; it may be a folder inside"
+        )
+    seen = [
+        entry
+        for entry in entries
+        if not any(part.startswith(".") for part in entry.path.split("/"))
+        and not (look.out and join_url(base, entry.path).startswith(f"{look.out}/"))
+    ]
+    unknown = [entry.path for entry in seen if not _kind(entry.path)]
+    if unknown:
+        kinds = sorted({Path(path).suffix or Path(path).name for path in unknown})
+        some = ", ".join(kinds[:_KINDS_SHOWN]) + (", ..." if len(kinds) > _KINDS_SHOWN else "")
+        look.say(f"{base}: {len(unknown):,} files of no known kind are left out ({some})")
+    return _sources(base, [entry for entry in seen if _kind(entry.path)], look)
+
+
+def _entries_below(root: Path) -> list[Entry]:
+    store = open_store(root)
+    return [store.stat(path.relative_to(root).as_posix()) for path in _files_below(root)]
+
+
+def _files_below(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """Every file, also behind links to folders: datasets are often gathered with those. A link to a
+    folder that it lies in is not followed again."""
+    facts = folder.stat()
+    here = (facts.st_dev, facts.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files_below(Path(entry.path), (*above, here))
+        else:
+            yield Path(entry.path)
 
 
 def _is_there(path: Path) -> bool:
@@ -101,15 +168,15 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _remote(name: str, lines: bool) -> list[Source]:
+def _remote(name: str, look: _Look) -> list[Source]:
     if _GLOB_MARKS & set(name):
         fixed = name[: min(name.index(mark) for mark in _GLOB_MARKS if mark in name)].rpartition("/")[0]
         pattern = name.removeprefix(fixed).lstrip("/")
         entries = [entry for entry in open_store(fixed).list() if fnmatch(entry.path, pattern)]
-        return _sources(fixed, entries, lines, named=True)
+        return _sources(fixed, entries, look)
     if _kind(name):
-        return _sources(*_one_file(name), lines, named=True)
-    return _sources(name, list(open_store(name).list()), lines)
+        return _sources(*_one_file(name), look)
+    return _folder(name, list(open_store(name).list()), look)
 
 
 def _one_file(url: str) -> tuple[str, list[Entry]]:
@@ -117,27 +184,25 @@ def _one_file(url: str) -> tuple[str, list[Entry]]:
     return folder, [open_store(folder).stat(path)]
 
 
-def _sources(base: str, entries: list[Entry], lines: bool, *, named: bool = False) -> list[Source]:
+def _sources(base: str, entries: list[Entry], look: _Look) -> list[Source]:
     sources = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         url = join_url(base, entry.path)
         kind, compression = _kind(entry.path), _compression(entry.path)
-        if not kind and named:
+        if not kind:
             raise BadInputError(
                 f"{url}: cannot tell what kind of file this is", hint=f"use {_readable()} names"
             )
-        if kind and not entry.path.rpartition("/")[2].startswith("."):
-            units = _units(url, kind, compression, entry.bytes, lines)
-            sources.append(
-                Source(
-                    url=url,
-                    kind=kind,
-                    bytes=entry.bytes,
-                    units=units,
-                    version=entry.version,
-                    compression=compression,
-                )
+        sources.append(
+            Source(
+                url=url,
+                kind=kind,
+                bytes=entry.bytes,
+                units=_units(url, kind, compression, entry.bytes, look.lines),
+                version=entry.version,
+                compression=compression,
             )
+        )
     return sources
 
 
@@ -150,8 +215,8 @@ def _units(url: str, kind: str, compression: str, size: int, lines: bool) -> int
 
 
 def _kind(path: str) -> str:
-    plain = path.removesuffix(".gz").removesuffix(".zst")
-    return _KINDS.get(Path(plain).suffix.lower(), "")
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
+    return _KINDS.get(Path(plain).suffix, "")
 
 
 def _compression(path: str) -> str:

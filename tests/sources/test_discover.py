@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stoker.errors import BadInputError, UsageError
 from stoker.sources.discover import check_reading, cut, discover
 from stoker.sources.documents import Source
+from stoker.storage import open_store
 
 
 @pytest.fixture
@@ -31,6 +32,18 @@ def test_a_folder_gives_every_readable_file_below_it(tree: Path) -> None:
 
 def test_a_glob_gives_what_it_matches(tree: Path) -> None:
     assert names(discover([f"{tree}/**/*.txt"]), tree) == ["a.txt", "sub/deep/d.txt"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*.txt", "**/*.txt", "*/*/d.*", "**/deep/*", "s*/**/d.txt", "?.[jt]*", "*/c*"]
+)
+def test_a_glob_gives_the_same_in_a_store_as_in_a_folder(pattern: str, tree: Path) -> None:
+    store = open_store(f"memory://{tree.name}/data")
+    for path in ("b.jsonl", "a.txt", "sub/c.jsonl.gz", "sub/deep/d.txt"):
+        store.write(path, b"x")
+    here = names(discover([f"{tree}/{pattern}"]), tree)
+    there = [source.url.removeprefix(f"{store.url}/") for source in discover([f"{store.url}/{pattern}"])]
+    assert there == here
 
 
 def test_names_keep_their_order(tree: Path) -> None:

@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from stoker.errors import BadInputError, UsageError
@@ -172,11 +172,20 @@ def _remote(name: str, look: _Look) -> list[Source]:
     if _GLOB_MARKS & set(name):
         fixed = name[: min(name.index(mark) for mark in _GLOB_MARKS if mark in name)].rpartition("/")[0]
         pattern = name.removeprefix(fixed).lstrip("/")
-        entries = [entry for entry in open_store(fixed).list() if fnmatch(entry.path, pattern)]
+        entries = [entry for entry in open_store(fixed).list() if _matches(entry.path, pattern)]
         return _sources(fixed, entries, look)
     if _kind(name):
         return _sources(*_one_file(name), look)
     return _folder(name, list(open_store(name).list()), look)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """As a shell has it, and glob for local files: a star stays in its folder, two stars do not."""
+    wanted, _, deeper = pattern.partition("/")
+    name, _, rest = path.partition("/")
+    if wanted == "**":
+        return not deeper or _matches(path, deeper) or (bool(rest) and _matches(rest, pattern))
+    return bool(rest) == bool(deeper) and fnmatchcase(name, wanted) and (not rest or _matches(rest, deeper))
 
 
 def _one_file(url: str) -> tuple[str, list[Entry]]:

@@ -13,6 +13,7 @@ import pytest
 
 from stoker.errors import BadInputError, TaskError, UsageError
 from stoker.manifest import read_manifest
+from stoker.prepare.check import verify_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -269,6 +270,28 @@ def test_a_dataset_made_inside_its_source_folder_is_no_source(
     made = make(source, out=out, launcher=again)
     assert again.ran == [("write", 0)]
     assert make(source, out=out).manifest.shards == made.manifest.shards
+
+
+def test_a_run_goes_on_in_an_output_folder_that_was_moved(
+    make: Make, corpus: Path, inline: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError):
+        make(corpus, out=tmp_path / "old", launcher=Fails(inline(), "write", 0))
+    (tmp_path / "old").rename(tmp_path / "new")
+    again = inline()
+    make(corpus, out=tmp_path / "new", launcher=again)
+    assert again.ran == [("write", 0)]
+    assert verify_dataset(str(tmp_path / "new")) == []
+    assert not (tmp_path / "old").exists()
+
+
+def test_one_work_folder_serves_two_outputs(make: Make, corpus: Path, inline: Any, tmp_path: Path) -> None:
+    with pytest.raises(TaskError):
+        make(corpus, out=tmp_path / "a", work=tmp_path / "work", launcher=Fails(inline(), "write", 0))
+    for name in "ba":
+        make(corpus, out=tmp_path / name, work=tmp_path / "work")
+        assert verify_dataset(str(tmp_path / name)) == []
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_a_dataset_is_never_overwritten_by_another(make: Make, corpus: Path) -> None:

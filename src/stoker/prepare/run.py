@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import xxhash
+
 from stoker.errors import EngineMismatchError, UsageError
 from stoker.launch.ledger import Ledger
 from stoker.manifest import TokenizerRecord
@@ -177,21 +179,23 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
     plan = make_plan(options, sources, record, tokenizer.family)
     job = Job(plan=plan, folder=work_folder(plan, work))
     check_out(plan)
-    _write_once(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
-    _write_once(job.folder / "plan.json", plan.to_json())
+    _write_down(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
+    _write_down(job.folder / "plan.json", plan.to_json())
     return job
 
 
 def work_folder(plan: Plan, work: Path | None) -> Path:
-    """Where the tasks of this plan keep what they make: in the output folder, unless that is remote."""
+    """Where the tasks of this plan keep what they make: in the output folder, unless that is remote. A
+    folder of the user's may serve the same plan for several outputs, and their shards must not mix."""
     if work is None:
         if not is_local(plan.out):
             raise UsageError(
                 f"{plan.out} is remote, and tasks need a folder they all see",
                 hint="name one with --work (about twice the size of the tokens is needed)",
             )
-        work = local_path(plan.out)
-    return work.resolve() / f".stoker-{plan.digest[:16]}"
+        return local_path(plan.out).resolve() / f".stoker-{plan.digest[:16]}"
+    out = str(local_path(plan.out).resolve()) if is_local(plan.out) else plan.out.rstrip("/")
+    return work.resolve() / f".stoker-{plan.digest[:16]}-{xxhash.xxh3_64_hexdigest(out.encode())[:8]}"
 
 
 def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Watcher) -> None:
@@ -222,7 +226,8 @@ def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:
     return texts
 
 
-def _write_once(path: Path, text: str) -> None:
-    if not path.exists():
+def _write_down(path: Path, text: str) -> None:
+    """Unless it says so already: the plan in a folder that was moved names the old one."""
+    if not (path.exists() and path.read_bytes() == text.encode()):
         with new_file(path) as file:
             file.write(text.encode())

@@ -77,7 +77,10 @@ class Progress:
             self.note(f"{_VERBS.get(name, name)}: {self._done} of {self._total} tasks {rate}{self._left()}")
 
     def note(self, text: str) -> None:
-        (self._bar.console.print if self._bar else _print)(text)
+        if self._bar:  # without markup: names and documents may hold [brackets], which are meant as they are
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def _left(self) -> str:
         if self._done == self._total:
@@ -95,7 +98,3 @@ class Progress:
     ) -> None:
         if self._bar:
             self._bar.stop()
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

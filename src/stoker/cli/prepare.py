@@ -13,6 +13,7 @@ import click
 
 from stoker.cli.values import size
 from stoker.errors import BadShardError, UsageError
+from stoker.storage import is_local, local_path
 from stoker.world import World, usable_cores
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def command() -> None:
 @click.option("--ray-address", default="", metavar="ADDRESS", help="Ray: cluster to join.  [default: auto]")
 @click.option(
     "--work",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(file_okay=False),
     metavar="DIR",
     help="Scratch folder that all tasks see.  [default: inside --out]",
 )
@@ -164,17 +165,17 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
     from stoker.prepare.finish import Prepared
     from stoker.prepare.run import prepare, submit
 
-    _check_slurm_options(given)
+    _check_launch_options(given)
     options = _options(sources, given)
     if given["where"] == "pods" and World.from_environ().node:
         _assist(options, given)
         return
     with Progress() as progress:
         if given["detach"]:
-            made = submit(options, _slurm(given, progress), watcher=progress, work=given["work"])
+            made = submit(options, _slurm(given, progress), watcher=progress, work=_work(given))
         else:
             with _launcher(given, progress) as launcher:
-                made = prepare(options, launcher, watcher=progress, work=given["work"])
+                made = prepare(options, launcher, watcher=progress, work=_work(given))
     if isinstance(made, Prepared):
         _report(replace(made, url=given["out"]), as_json=given["as_json"])
     else:
@@ -255,9 +256,20 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-def _check_slurm_options(given: dict[str, Any]) -> None:
+def _check_launch_options(given: dict[str, Any]) -> None:
+    if given["workers"] < 0:
+        raise UsageError(f"{given['workers']} workers do nothing", hint="leave --workers out for the default")
+    if given["work"] and not is_local(given["work"]):
+        raise UsageError(
+            f"--work {given['work']} is no folder of a mounted filesystem",
+            hint="name one that all tasks see; only --out and sources may be URLs",
+        )
     if given["where"] != "slurm" and (given["detach"] or given["sbatch"]):
         raise UsageError("--detach and --sbatch are about Slurm", hint="add --on slurm, or leave them out")
+
+
+def _work(given: dict[str, Any]) -> Path | None:
+    return local_path(given["work"]) if given["work"] else None
 
 
 def _slurm(given: dict[str, Any], progress: Progress) -> SlurmArray:
@@ -289,7 +301,7 @@ def _assist(options: Options, given: dict[str, Any]) -> None:
     from stoker.prepare.run import assist
 
     with Progress() as progress, _pods(given) as pods:
-        assist(options, pods, watcher=progress, work=given["work"])
+        assist(options, pods, watcher=progress, work=_work(given))
 
 
 @contextmanager
@@ -324,10 +336,9 @@ def _report(prepared: Prepared, *, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=1))
         return
     click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
-    for reason, count in sorted({**statistics.dropped, **statistics.bad}.items()):
-        click.echo(
-            f"{'dropped' if reason in statistics.dropped else 'skipped'}  {count:,} documents: {reason}"
-        )
+    for word, counts in (("dropped", statistics.dropped), ("skipped", statistics.bad)):
+        for reason, count in sorted(counts.items()):
+            click.echo(f"{word}  {count:,} documents: {reason}")
 
 
 def _report_submitted(submitted: Submitted, *, as_json: bool) -> None:

@@ -74,6 +74,8 @@ class Options:
             raise UsageError(
                 "several epochs without a shuffle would be copies of one", hint="leave --no-shuffle out"
             )
+        if self.near_dedup:
+            choose_sketch(self.near_dedup)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.errors import UsageError
+from stoker.prepare import tasks
+from stoker.prepare.shuffle import Gathered, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +18,23 @@ if TYPE_CHECKING:
     Make = Callable[..., Any]
     Read = Callable[..., list[list[int]]]
     Encode = Callable[[str], list[int]]
+
+
+def test_many_copies_of_a_document_do_not_meet_in_memory(
+    make: Make, write_jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[int] = []
+
+    def measured(*args: Any, **given: Any) -> Gathered:
+        cell = gather(*args, **given)
+        gathered.append(cell.bytes)
+        return cell
+
+    monkeypatch.setattr(tasks, "gather", measured)
+    made = make(write_jsonl(tmp_path / "a.jsonl", ["404 Not Found " * 50] * 5000))
+    assert made.manifest.samples == 1
+    assert made.statistics.dropped == {"duplicate": 4999}
+    assert max(gathered) < 2000
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

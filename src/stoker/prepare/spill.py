@@ -28,6 +28,7 @@ from stoker.prepare.shuffle import (
     Gathered,
     Table,
     content_keys,
+    duplicates,
     location_keys,
     slices,
     sorted_by_key,
@@ -119,6 +120,7 @@ class SpillWriter:
         self._files: dict[str, _ScratchFile] = {}
         self._written = {suffix: [0] * ordering.epochs for suffix in ("tokens", "text")}
         self.runs: list[dict[str, int]] = []
+        self.copies = self.copied_bytes = 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, block: Encoded) -> None:
@@ -163,17 +165,31 @@ class SpillWriter:
         table = np.concatenate(pending.tables)
         table["text_start"] = np.arange(len(table))  # whose text is whose, until the texts have a place
         tokens = np.concatenate(pending.tokens)
+        kept = self._without_copies(table)
         for epoch in range(self._ordering.epochs):
-            rows = self._write_epoch(epoch, table, tokens.data.cast("B"), pending.texts)
+            rows = self._write_epoch(epoch, kept, tokens.data.cast("B"), pending.texts)
             if self._sketch and epoch == 0:
                 self._file("bands").write(bands(tokens, table, self._sketch)[:, rows].tobytes())
         self.runs.append(
             {
-                "documents": len(table),
-                "tokens": len(tokens) + self._marks.count * len(table),
-                "text_bytes": int(table["text_bytes"].sum(dtype=np.int64)),
+                "documents": len(kept),
+                "tokens": int(kept["tokens"].sum(dtype=np.int64)) + self._marks.count * len(kept),
+                "text_bytes": int(kept["text_bytes"].sum(dtype=np.int64)),
             }
         )
+
+    def _without_copies(self, table: Table) -> Table:
+        """The first of each content. Copies share a key, so all that are spilled meet in one cell of pass
+        two, which must fit memory: a page that a crawl holds a million times comes once a run."""
+        if not (self._ordering.shuffle and self._ordering.dedup):
+            return table
+        order = sorted_by_key(table)  # keys are not set yet: by content, then by location
+        repeated = duplicates(table[order])
+        gone = table[order[repeated]]
+        self.copies += len(gone)
+        self.copied_bytes += int(gone["text_bytes"].sum(dtype=np.int64))
+        kept: Table = table[np.sort(order[~repeated])]
+        return kept
 
     def _write_epoch(
         self, epoch: int, table: Table, tokens: memoryview, texts: list[memoryview]

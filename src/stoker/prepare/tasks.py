@@ -62,6 +62,8 @@ def _map(job: Job, number: int) -> None:
         for block in _encoder(job.folder).blocks(number, statistics):
             spill.add(block)
         files = spill.finish()
+    if spill.copies:
+        statistics.drop("duplicate", spill.copied_bytes, documents=spill.copies)
     result = {"runs": spill.runs, "statistics": statistics.to_plain()}
     job.ledger.complete("map", number, result=result, files=files)
 

@@ -56,3 +56,10 @@ def test_a_failure_is_told_until_the_task_succeeds(ledger: Ledger) -> None:
     before = ledger.failure("map", 0)
     ledger.complete("map", 0, result={})
     assert (str(before), ledger.failure("map", 0)) == ("no luck\nhint: try again", None)
+
+
+def test_a_file_that_the_disk_cannot_read_is_made_again(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "made").symlink_to("/proc/self/mem")  # to read its first byte is an I/O error, for everyone
+    ledger.complete("map", 0, result={}, files=[FileRecord(name="made", bytes=0, xxh3="0")])
+    assert ledger.recheck("map", [0]) == [0]
+    assert ledger.missing("map", 1) == [0]

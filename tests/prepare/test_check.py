@@ -50,6 +50,15 @@ def test_a_cut_file_is_found(name: str, dataset: Path) -> None:
     assert fault == f"{dataset}/{name} is {len(data) - 2:,} bytes, its manifest says {len(data):,}"
 
 
+def test_a_file_that_the_disk_cannot_read_is_found(dataset: Path) -> None:
+    shard = dataset / "shard-00000.bin"
+    shard.unlink()
+    shard.symlink_to("/proc/self/mem")  # to read its first byte is an I/O error, for everyone
+    (fault,) = verify_dataset(str(dataset))
+    assert "cannot read" in fault
+    assert "Input/output error" in fault
+
+
 def test_a_missing_file_is_found(dataset: Path) -> None:
     (dataset / "shard-00001.bin").unlink()
     (fault,) = verify_dataset(str(dataset))

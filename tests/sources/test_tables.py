@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, StorageError
+from stoker.sources.discover import discover
+from stoker.sources.documents import Piece, Reading
+from stoker.sources.tables import read_table
+from stoker.storage import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,3 +231,29 @@ def test_a_hub_dataset_is_loaded_by_its_name(
 def test_a_hub_dataset_that_is_not_there_is_named(datasets: Any, read_all: Callable[..., Any]) -> None:
     with pytest.raises(BadInputError, match="cannot load hf://acme/nothing, split 'train'"):
         read_all("hf://acme/nothing")
+
+
+class _Failing(io.FileIO):
+    """A file on a disk that cannot read it."""
+
+    def readinto(self, buffer: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("when", ["planned", "read"])
+def test_a_disk_that_cannot_read_a_table_is_no_damaged_table(
+    when: str, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    name = str(tmp_path / "t.parquet")
+    sources = [] if when == "planned" else discover([name])
+    monkeypatch.setattr(LocalStore, "open", lambda store, path: _Failing(store.root / path))
+    with pytest.raises(StorageError, match=r"cannot read .*t.parquet: Input/output error"):
+        list(
+            read_table(sources[0], Piece(source=0, start=0, stop=1), Reading())
+            if sources
+            else discover([name])
+        )

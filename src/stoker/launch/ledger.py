@@ -115,8 +115,11 @@ class Ledger:
         return self.folder / kind / f"{stage}-{number:05d}.{suffix}"
 
     def _is_sound(self, stage: str, number: int) -> bool:
-        marker = json.loads(self._path("done", stage, number, "json").read_bytes())
-        return all(_digest(self.folder / file["name"]) == file["xxh3"] for file in marker["files"])
+        try:
+            marker = json.loads(self._path("done", stage, number, "json").read_bytes())
+            return all(_digest(self.folder / file["name"]) == file["xxh3"] for file in marker["files"])
+        except OSError:  # gone meanwhile, or a disk that cannot read it any more
+            return False
 
     def _is_whole(self, record: dict[str, Any]) -> bool:
         try:

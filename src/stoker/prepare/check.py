@@ -26,7 +26,7 @@ from stoker.manifest import (
     write_manifest,
 )
 from stoker.prepare.tokens import load_tokenizer
-from stoker.storage import Store, join_url, open_store
+from stoker.storage import Store, join_url, named_errors, open_store
 from stoker.world import usable_cores
 
 
@@ -50,7 +50,7 @@ def _file_faults(
 ) -> list[str]:
     name = join_url(store.url, record.name)
     try:
-        with store.open(record.name) as file:
+        with named_errors("read", name), store.open(record.name) as file:
             hashed = hash_file(file, block_bytes=manifest.block_bytes)
     except StokerError as error:
         return [error.message]
@@ -67,7 +67,8 @@ def _file_faults(
 def _shard_faults(store: Store, shard: ShardRecord, manifest: Manifest) -> list[str]:
     """What the files say of themselves must agree with the manifest too."""
     try:
-        samples, tokens = _counts(store, shard, manifest)
+        with named_errors("read", join_url(store.url, shard.name)):
+            samples, tokens = _counts(store, shard, manifest)
     except StokerError as error:
         return [error.message]
     if (samples, tokens) != (shard.samples, shard.tokens):

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.errors import BadInputError, require
 from stoker.sources.documents import BLOCK_BYTES, BadRecord, Documents, Piece, Reading, Source
-from stoker.storage import open_store, split_url
+from stoker.storage import named_errors, open_store, split_url
 
 _ROWS = 1024  # per block, fewer where rows are long
 
@@ -26,6 +26,7 @@ def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
     except KeyError as error:
         raise _no_column(source, reading, error) from error
     except (arrow.ArrowInvalid, OSError) as error:
+        _raise_unreadable(source.url, error)
         where = f"{source.url} after row {place:,}" if place >= 0 else source.url
         bad = BadRecord(where=where, reason="truncated", detail=f"the file is damaged: {error}")
         yield Documents(bad=[bad])
@@ -39,8 +40,17 @@ def units(url: str, kind: str) -> int:
             if kind == "parquet":
                 return max(1, int(table.num_row_groups))
             return max(1, int(getattr(table, "num_record_batches", 1)))
-    except (arrow.ArrowInvalid, OSError):
+    except (arrow.ArrowInvalid, OSError) as error:
+        _raise_unreadable(url, error)
         return 1
+
+
+def _raise_unreadable(url: str, error: Exception) -> None:
+    """Arrow calls damage an OSError too, but has no number for it: what has one is the disk's or network's,
+    and no record to skip."""
+    if isinstance(error, OSError) and error.errno:
+        with named_errors("read", url):
+            raise error
 
 
 @contextmanager

@@ -66,6 +66,26 @@ def test_several_zstd_frames_are_read_as_one_file(tmp_path: Path, read_all: Call
     assert read_all(tmp_path / "a.jsonl.zst").texts == ["a", "b"]
 
 
+def test_a_zstd_file_with_a_long_window_is_read(tmp_path: Path, read_all: Callable[..., Any]) -> None:
+    zstd = zstd_module()
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 31})
+    (tmp_path / "a.jsonl.zst").write_bytes(packer.compress(jsonl(["a", "b"])) + packer.flush())
+    found = read_all(tmp_path / "a.jsonl.zst")
+    assert (found.texts, found.bad) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "lines.txt"])
+def test_a_byte_order_mark_is_no_part_of_the_text(
+    name: str, suffix: str, tmp_path: Path, read_all: Callable[..., Any]
+) -> None:
+    content = jsonl(["ä"]) if "json" in name else "ä".encode()
+    path = tmp_path / f"{name}{suffix}"
+    path.write_bytes(PACK[suffix](b"\xef\xbb\xbf" + content))
+    found = read_all(path, lines=name.startswith("lines"), split_bytes=2)
+    assert (found.texts, found.bad) == (["ä"], [])
+
+
 @given(
     lines=st.lists(st.one_of(st.just(""), line_texts), max_size=12),
     end=st.sampled_from(["\n", "\r\n"]),

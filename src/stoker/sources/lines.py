@@ -11,7 +11,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -20,6 +20,8 @@ from stoker.formats.zstd import zstd_module
 from stoker.sources.documents import BLOCK_BYTES, BadRecord, Documents, Piece, Reading, Source
 from stoker.sources.jsonl import extract, parse_line
 from stoker.storage import open_store, split_url
+
+BOM = b"\xef\xbb\xbf"  # how some programs begin a UTF-8 file: no part of its text
 
 
 def read_jsonl(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
@@ -55,10 +57,15 @@ def open_plain(source: Source) -> Iterator[BinaryIO]:
             with io.BufferedReader(gzip.GzipFile(fileobj=file)) as plain:
                 yield plain
         elif source.compression == "zst":
-            with zstd_module().ZstdFile(file) as plain:
+            with zstd_module().ZstdFile(file, options=_long_windows()) as plain:
                 yield plain
         else:
             yield file
+
+
+def _long_windows() -> dict[int, int]:
+    """Large dumps are often packed with `zstd --long=31`, which a reader refuses unless it is told to."""
+    return {zstd_module().DecompressionParameter.window_log_max: 31}
 
 
 def decompression_errors() -> tuple[type[Exception], ...]:
@@ -88,6 +95,8 @@ def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Li
     """Blocks of the lines that start inside the piece, without those over the limit."""
     limit = reading.max_document_bytes
     for lines in _whole_lines(source, piece, limit):
+        if lines.start == 0 and bytes(lines.data[: len(BOM)]) == BOM:
+            lines = replace(lines, start=len(BOM), data=lines.data[len(BOM) :])
         if len(lines.data) <= limit:
             yield lines
         else:

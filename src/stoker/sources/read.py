@@ -9,7 +9,7 @@ from itertools import groupby
 
 from stoker.errors import ChangedError, require
 from stoker.sources.documents import BadRecord, Documents, Piece, Reading, Source
-from stoker.sources.lines import decompression_errors, open_plain, read_jsonl, read_text_lines
+from stoker.sources.lines import BOM, decompression_errors, open_plain, read_jsonl, read_text_lines
 from stoker.sources.tables import read_dataset, read_table
 from stoker.storage import open_store, split_url
 
@@ -107,7 +107,7 @@ def _text_suffixes(field: str) -> tuple[str, ...]:
 
 def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
     try:
-        text = require("orjson", extra="tokens").loads(data)[reading.field]
+        text = require("orjson", extra="tokens").loads(data.removeprefix(BOM))[reading.field]
     except ValueError as error:
         return _only_bad(where, "invalid_json", str(error))
     except (KeyError, TypeError):
@@ -121,7 +121,7 @@ def _document(where: str, data: bytes, *, place: int, reading: Reading) -> Docum
     if len(data) > reading.max_document_bytes:
         return _only_bad(where, "too_long", f"longer than the limit of {reading.max_document_bytes:,} bytes")
     try:
-        return Documents.of([data.decode()], [place])
+        return Documents.of([data.removeprefix(BOM).decode()], [place])
     except UnicodeDecodeError as error:
         return _only_bad(f"{where} at byte {error.start:,}", "invalid_utf8", error.reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,17 @@ def crash(folder: Path, stage: str, number: int) -> None:
 def test_a_failed_task_says_why(ledger: Ledger) -> None:
     run_task(refuse, ledger, "map", 3)
     assert str(ledger.failure("map", 3)) == "a.jsonl at byte 5 is bad\nhint: mend it"
+
+
+def test_a_reason_with_a_name_that_is_no_utf8_is_written_down(ledger: Ledger) -> None:
+    name = os.fsdecode(b"caf\xe9.jsonl")
+
+    def refuse_it(folder: Path, stage: str, number: int) -> None:
+        raise BadInputError(f"{name} is bad")
+
+    run_task(refuse_it, ledger, "map", 3)
+    assert str(ledger.failure("map", 3)) == f"{name} is bad"
+    assert r"caf\udce9.jsonl is bad" in ledger.log("map", 3).read_text()
 
 
 def test_a_bug_is_named_and_its_trace_logged(ledger: Ledger) -> None:

@@ -54,7 +54,8 @@ def run_task(entry: Entry, ledger: Ledger, stage: str, number: int) -> StokerErr
 def _write_down(ledger: Ledger, stage: str, number: int, failure: StokerError | None, detail: str) -> None:
     log = ledger.log(stage, number)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
+    # names of files may hold bytes that are no UTF-8
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {stage} {number}: {detail}\n")
     if failure:
         ledger.fail(stage, number, failure)

@@ -68,6 +68,8 @@ FILTER = """
 def judge(text):
     if "secret" in text:
         return text.replace("secret", "[gone]")
+    if "nothing" in text:
+        return text.replace("nothing", "")
     return "spam" not in text
 
 def breaks(text):
@@ -90,6 +92,25 @@ def test_a_filter_keeps_drops_and_replaces(
     found = make(path, curation=Curation(filter=f"{filter_module}:judge"), shuffle=False).statistics
     assert read_tokens(tmp_path / "out") == [encode("fine"), encode("a [gone]")]
     assert found.dropped == {"filter": 1}
+
+
+def test_what_a_filter_leaves_too_short_is_dropped(
+    filter_module: str, make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["fine", "nothing", "nothing!"])
+    found = make(path, curation=Curation(filter=f"{filter_module}:judge"), shuffle=False).statistics
+    assert read_tokens(tmp_path / "out") == [encode("fine"), encode("!")]
+    assert found.dropped == {"empty": 1}
+    assert found.bytes_in == len("fine" + "nothing" + "nothing!")
+
+
+@pytest.mark.parametrize("content", ["def judge(:", "raise RuntimeError('no GPU')", "judge = 3"])
+def test_a_filter_whose_module_is_broken_is_wrong_usage(
+    content: str, filter_module: str, make: Make, corpus: Path, tmp_path: Path
+) -> None:
+    (tmp_path / f"{filter_module}.py").write_text(content)
+    with pytest.raises(UsageError, match="cannot load the filter"):
+        make(corpus, curation=Curation(filter=f"{filter_module}:judge"))
 
 
 def test_a_filter_that_raises_fails_the_task_in_its_own_words(

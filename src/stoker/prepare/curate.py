@@ -128,7 +128,8 @@ class Curator:
             return text
         verdict = self._user(text)
         if isinstance(verdict, str):
-            return verdict
+            reason = _length_fault(verdict, self._curation)
+            return _Drop(reason) if reason else verdict
         return text if verdict else _Drop("filter")
 
 
@@ -168,7 +169,9 @@ def load_filter(name: str) -> UserFilter:
         if not separator:
             raise ImportError("no colon in the name")
         loaded: UserFilter = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        if not callable(loaded):
+            raise TypeError(f"{function} is no function")
+    except Exception as error:  # whatever the user's module raises when it is imported
         raise UsageError(
             f"cannot load the filter {name!r}: {error}",
             hint="write it as module:function, and put the module's folder on PYTHONPATH",

@@ -34,10 +34,9 @@ class Encoder:
         """The documents of a split that stay, encoded, block by block; what goes is counted."""
         for documents in _blocks(self._plan, split):
             _note_bad(self._plan, documents, statistics)
-            dropped = statistics.dropped_bytes.total()
             kept = self._curator.keep(documents, statistics)
             statistics.documents_in += len(documents.texts)
-            statistics.bytes_in += kept.texts.bytes + statistics.dropped_bytes.total() - dropped
+            statistics.bytes_in += documents.texts.bytes
             if len(kept.texts):
                 yield self._encode(kept)
 

@@ -65,7 +65,7 @@ def test_a_cached_hub_name_is_found_offline(
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer_path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["no/such/tokenizer.json", "acme/nothing", "bad name!", ""])
+@pytest.mark.parametrize("name", ["no/such/tokenizer.json", "acme/nothing", "bad name!", "", "a" * 300])
 def test_a_tokenizer_that_does_not_exist_is_named(name: str) -> None:
     with pytest.raises(TokenizerError) as caught:
         load_tokenizer(name)
@@ -140,6 +140,12 @@ def test_the_end_token_is_the_configured_one(tokenizer_path: Path, tmp_path: Pat
 def test_an_end_token_it_does_not_have_is_refused(make: Make, corpus: Path) -> None:
     with pytest.raises(TokenizerError, match="has no end-of-document token called 'nope'"):
         make(corpus, eod="nope")
+
+
+def test_a_first_token_it_does_not_have_is_refused(make: Make, corpus: Path) -> None:
+    with pytest.raises(TokenizerError, match="has no token called 'nope'") as caught:
+        make(corpus, bos="nope")
+    assert "--bos" in caught.value.hint
 
 
 def test_a_tokenizer_without_a_usual_end_token_asks_for_one(

@@ -172,7 +172,7 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
         digest=tokenizer.digest,
         vocabulary=tokenizer.vocabulary,
         eod=tokens.choose_eod(tokenizer, options.eod),
-        bos=tokens.choose_eod(tokenizer, options.bos) if options.bos else None,
+        bos=tokens.choose_bos(tokenizer, options.bos),
         engine=engine,
         engine_version=tokens.engine_version(engine),
     )

@@ -94,11 +94,11 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name.startswith("tiktoken:"):
         return _load_tiktoken(name)
     path = Path(name)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    elif not path.exists():
-        path = _from_hub(name)
     try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        elif not path.exists():
+            path = _from_hub(name)
         definition = path.read_text("utf-8")
         reference = _huggingface(definition)
     except UnicodeDecodeError as error:
@@ -142,6 +142,19 @@ def choose_eod(tokenizer: Tokenizer, asked: str) -> int | None:
         f"{tokenizer.name} has no end-of-document token" + (f" called {asked!r}" if asked else ""),
         hint="name one of its tokens with --eod, or say --eod none",
     )
+
+
+def choose_bos(tokenizer: Tokenizer, asked: str) -> int | None:
+    """The id of the token before each document, if one is asked for."""
+    if asked in ("", "none"):
+        return None
+    found = token_id(tokenizer, asked)
+    if found is None:
+        raise TokenizerError(
+            f"{tokenizer.name} has no token called {asked!r}",
+            hint="name one of its tokens with --bos, or leave it out",
+        )
+    return found
 
 
 def open_engine(name: str, tokenizer: Tokenizer) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -177,3 +178,15 @@ def test_members_that_belong_to_no_sample_are_passed_over() -> None:
 def test_a_member_that_comes_twice_is_refused() -> None:
     with pytest.raises(BadShardError, match=r"x\.tar holds 'a\.txt' twice"):
         scan(foreign_tar(["a.txt", "a.cls", "a.txt"]), name="x.tar")
+
+
+def test_a_member_whose_name_is_no_utf8_is_indexed() -> None:
+    index = scan(foreign_tar([os.fsdecode(b"caf\xe9.t\xe9xt")]), name="x.tar")
+    again = read_index(io.BytesIO(index_bytes(index)), name="x.index.npz")
+    assert (again.keys.tolist(), again.suffixes) == ([b"caf\xe9"], (os.fsdecode(b"t\xe9xt"),))
+
+
+def test_more_kinds_of_members_than_an_index_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.formats.tar._MOST_SUFFIXES", 3)
+    with pytest.raises(BadShardError, match=r"the last is '3\.txt'"):
+        scan(foreign_tar([f"sample.{number}.txt" for number in range(5)]), name="x.tar")

@@ -210,6 +210,36 @@ def test_a_folder_without_shards_is_not_adopted(tmp_path: Path) -> None:
         adopt(str(tmp_path))
 
 
+@pytest.mark.parametrize("lost", ["a.bin", "a.idx"])
+def test_a_folder_with_half_a_pair_is_not_adopted(lost: str, foreign: Path) -> None:
+    (foreign / lost).unlink()
+    with pytest.raises(BadShardError, match=rf"{lost} is missing"):
+        adopt(str(foreign))
+
+
+@pytest.mark.parametrize("form", ["megatron", "webdataset"])
+def test_a_compressed_dataset_whose_manifest_was_lost_is_adopted(
+    form: str, make: Any, corpus: Path, tmp_path: Path
+) -> None:
+    before, out = make(corpus, zstd=True, format=form).manifest, tmp_path / "out"
+    (out / "manifest.json").unlink()
+    adopt(str(out))
+    found = read_manifest(out)
+    assert (found.samples, found.bytes, found.compression) == (before.samples, before.bytes, "zstd")
+    assert verify_dataset(str(out)) == []
+
+
+def test_plain_and_compressed_shards_are_not_adopted_together(
+    make: Any, corpus: Path, tmp_path: Path
+) -> None:
+    make(corpus, format="webdataset")
+    make(corpus, format="webdataset", zstd=True, out=tmp_path / "packed")
+    (tmp_path / "packed" / "shard-00000.tar.zst").rename(tmp_path / "out" / "shard-00001.tar.zst")
+    (tmp_path / "out" / "manifest.json").unlink()
+    with pytest.raises(BadShardError, match="mixes plain and compressed"):
+        adopt(str(tmp_path / "out"))
+
+
 def test_a_cut_pair_is_not_adopted(foreign: Path) -> None:
     (foreign / "a.bin").write_bytes(b"\0" * 8)
     with pytest.raises(BadShardError, match=r"a\.idx describes"):

@@ -23,6 +23,8 @@ from stoker.errors import BadShardError, UsageError
 
 _BLOCK = 512
 _NAME_LIMIT = 100
+_MOST_SUFFIXES = 1 << 16  # the index has two bytes for each
+_ANY_BYTES = "surrogateescape"  # names may hold bytes that are no UTF-8; tarfile reads them so, too
 _TEMPLATE = bytearray(_BLOCK)
 _TEMPLATE[100:108] = b"0000444\x00"  # mode: read-only for everyone, as webdataset's writer has it
 _TEMPLATE[108:116] = _TEMPLATE[116:124] = b"0000000\x00"  # owner and group
@@ -111,15 +113,22 @@ def scan(file: BinaryIO, *, name: str) -> TarIndex:
         stem, _, suffix = base.partition(".")
         if not stem or not suffix:
             continue
-        key = (f"{folder}/{stem}" if folder else stem).encode()
+        key = (f"{folder}/{stem}" if folder else stem).encode(errors=_ANY_BYTES)
         if not keys or keys[-1] != key:
             keys.append(key)
             starts.append(len(rows))
+            of_sample: set[int] = set()
         number = suffixes.setdefault(suffix, len(suffixes))
-        if any(number == other for other, _, _ in rows[starts[-1] :]):
+        if number >= _MOST_SUFFIXES:
+            raise BadShardError(
+                f"{name} has over {_MOST_SUFFIXES:,} kinds of members, the last is {suffix!r}",
+                hint="a name's kind is what follows its first dot: put what tells samples apart before that",
+            )
+        if number in of_sample:
             raise BadShardError(
                 f"{name} holds {member.name!r} twice", hint="write the tar again with one of them"
             )
+        of_sample.add(number)
         rows.append((number, member.offset_data, member.size))
     return _make_index(keys, [*starts, len(rows)], tuple(suffixes), rows)
 
@@ -146,7 +155,7 @@ def index_bytes(index: TarIndex) -> bytes:
         buffer,
         keys=index.keys,
         starts=index.starts,
-        suffixes=np.array([s.encode() for s in index.suffixes], dtype=bytes),
+        suffixes=np.array([s.encode(errors=_ANY_BYTES) for s in index.suffixes], dtype=bytes),
         suffix=index.suffix,
         offset=index.offset,
         size=index.size,
@@ -157,7 +166,7 @@ def index_bytes(index: TarIndex) -> bytes:
 def read_index(file: BinaryIO, *, name: str) -> TarIndex:
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            suffixes = tuple(suffix.decode() for suffix in arrays["suffixes"])
+            suffixes = tuple(suffix.decode(errors=_ANY_BYTES) for suffix in arrays["suffixes"])
             fields = {key: arrays[key] for key in ("keys", "starts", "suffix", "offset", "size")}
     except (ValueError, KeyError, OSError, EOFError) as error:
         raise BadShardError(f"{name}: {error}", hint="run `stoker prepare index` on the folder") from error

@@ -138,8 +138,10 @@ def adopt(url: str, *, tokenizer: str = "") -> Manifest:
     if _has_manifest(url):
         raise UsageError(f"{url} has a manifest already", hint=f"delete {NAME} there to index it anew")
     names = [entry.path for entry in store.list() if not entry.path.startswith(".")]
-    pairs = [name for name in names if name.endswith(".bin") and f"{name[:-4]}.idx" in names]
+    pairs = [name for name in names if name.endswith((".bin", ".bin.zst"))]
     tars = [name for name in names if name.endswith((".tar", ".tar.zst"))]
+    _check_complete(url, pairs=pairs, indexes=[name for name in names if name.endswith(".idx")])
+    _check_alike(url, [*pairs, *tars])
     if bool(pairs) == bool(tars):
         raise UsageError(
             f"{url} holds {len(pairs)} Megatron pairs and {len(tars)} tars",
@@ -150,12 +152,34 @@ def adopt(url: str, *, tokenizer: str = "") -> Manifest:
         format="megatron" if pairs else "webdataset",
         shards=tuple(shard for shard, _, _ in found),
         dtype=_one_dtype(url, {dtype for _, _, dtype in found}),
-        compression="zstd" if tars and tars[0].endswith(".zst") else "",
+        compression="zstd" if (pairs or tars)[0].endswith(".zst") else "",
         tokenizer=_tokenizer_record(tokenizer) if tokenizer else None,
         made_by=f"stoker {__version__} (adopted)",
     )
     blocks = np.array([digest for _, digests, _ in found for digest in digests], np.uint64)
     return write_manifest(store, manifest, blocks=blocks)
+
+
+def _check_complete(url: str, *, pairs: list[str], indexes: list[str]) -> None:
+    """Every pair has both of its files: tokens that are left out here would never be missed."""
+    wanted = {f"{_stem(name)}.idx" for name in pairs}
+    for name in sorted(wanted ^ set(indexes)):
+        missing = name if name in wanted else f"{name.removesuffix('.idx')}.bin"
+        raise BadShardError(
+            f"{join_url(url, missing)} is missing: a shard is a .bin and an .idx",
+            hint="bring it, or move what is left of that shard, or is none, out of the folder",
+        )
+
+
+def _check_alike(url: str, names: list[str]) -> None:
+    if len({name.endswith(".zst") for name in names}) > 1:
+        raise BadShardError(
+            f"{url} mixes plain and compressed shards", hint="give each kind a folder of its own"
+        )
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".zst").removesuffix(".bin").removesuffix(".tar")
 
 
 def _has_manifest(url: str) -> bool:
@@ -172,17 +196,18 @@ _Adopted = tuple[ShardRecord, tuple[int, ...], str]
 
 
 def _adopt_pair(store: Store, name: str) -> _Adopted:
-    stem = name.removesuffix(".bin")
+    stem = _stem(name)
     records, digests = _hash_files(store, [name, f"{stem}.idx"])
     with store.open(f"{stem}.idx") as file:
         index = megatron.read_index(file, name=join_url(store.url, f"{stem}.idx"))
-    megatron.check_pair(index, bin_bytes=records[0].bytes, name=join_url(store.url, f"{stem}.idx"))
+    bin_bytes = _plain_bytes(store, records[0])
+    megatron.check_pair(index, bin_bytes=bin_bytes, name=join_url(store.url, f"{stem}.idx"))
     shard = ShardRecord(name=stem, samples=len(index.documents) - 1, tokens=index.tokens, files=records)
     return shard, digests, index.dtype.name
 
 
 def _adopt_tar(store: Store, name: str) -> _Adopted:
-    stem = name.removesuffix(".zst").removesuffix(".tar")
+    stem = _stem(name)
     with _open_plain(store, name) as file:
         index = tar.scan(file, name=join_url(store.url, name))
     store.write(f"{stem}.index.npz", tar.index_bytes(index))

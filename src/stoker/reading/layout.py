@@ -210,7 +210,7 @@ class TarSamples(_Indexed):
             )
             for row in rows
         ]
-        return index.keys[number].decode(), spans
+        return index.keys[number].decode(errors="surrogateescape"), spans
 
     def _parse(self, file: Any, name: str) -> tar.TarIndex:
         return tar.read_index(file, name=name)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stoker.errors import TaskError
 from stoker.launch.ledger import Ledger
 from stoker.launch.local import LocalPool
 from stoker.world import usable_cores
@@ -23,6 +24,8 @@ from stoker.launch.ledger import Ledger
 def entry(folder, stage, number):
     tries = folder / f"tries-{number}"
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    if stage == "refused":
+        raise RuntimeError("no coal")
     deaths = {"fine": 0, "dies-once": 1, "dies": 9}[stage] if number == 1 else 0
     if len(tries.read_text()) <= deaths:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -60,6 +63,15 @@ def test_a_task_that_kills_every_worker_fails_and_the_others_are_done(ran: Any) 
     ledger, ended = ran("dies")
     assert (ledger.missing("dies", 4), ended) == ([1], [0, 1, 2, 3])
     assert "SIGKILL" in str(ledger.failure("dies", 1))
+
+
+def test_a_failure_of_an_earlier_run_is_forgotten_when_tasks_are_tried_again(
+    ran: Any, tmp_path: Path
+) -> None:
+    Ledger(folder=tmp_path, plan="p").fail("refused", 3, TaskError("the disk is full"))
+    ledger, ended = ran("refused", workers=1)
+    assert ended == [0]
+    assert [bool(ledger.failure("refused", number)) for number in range(4)] == [True, False, False, False]
 
 
 def test_closing_twice_is_safe() -> None:

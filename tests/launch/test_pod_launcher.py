@@ -72,3 +72,32 @@ def test_a_pod_that_comes_back_tries_its_own_failures_again(ledger: Ledger) -> N
     run_two(ledger, [Pool(), Pool()], ledger.missing("map", 4))
     assert ledger.missing("map", 4) == []
     assert ledger.failure("map", 3) is None
+
+
+def pod(node: int) -> Pods:
+    return Pods(Pool(), World(rank=node, size=2, node=node, nodes=2))  # type: ignore[arg-type]  # a quick pool
+
+
+def test_a_failure_of_an_earlier_try_is_no_reason_to_give_up(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.fail("map", 1, TaskError("no coal"))
+
+    def come_back(seconds: float) -> None:
+        pod(1).run_ours(ledger, "map", range(2), lambda number: None)
+
+    monkeypatch.setattr("stoker.launch.pods.time.sleep", come_back)
+    told: list[int] = []
+    pod(0).run(ledger, "map", range(2), told.append)
+    assert told == [0, 1]
+    assert ledger.missing("map", 2) == []
+
+
+def test_a_pod_that_does_not_come_back_is_not_waited_for_without_end(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.launch.pods._COME_BACK_S", 0.0)
+    ledger.fail("map", 1, TaskError("no coal"))
+    told: list[int] = []
+    pod(0).run(ledger, "map", range(2), told.append)
+    assert told == [0, 1]

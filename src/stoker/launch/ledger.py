@@ -69,6 +69,15 @@ class Ledger:
         error: StokerError = getattr(errors, facts["kind"])(facts["message"], hint=facts["hint"])
         return error
 
+    def failures(self, stage: str, numbers: Collection[int]) -> dict[int, tuple[int, int]]:
+        """Those that have failed, and what tells one failure of a task from a later one."""
+        found = {}
+        for number in self._listed("failed", stage).intersection(numbers):
+            with suppress(FileNotFoundError):  # forgotten meanwhile: it is being tried again
+                facts = self._path("failed", stage, number, "json").stat()
+                found[number] = (facts.st_ino, facts.st_mtime_ns)
+        return found
+
     def forget_failures(self, stage: str, numbers: Sequence[int]) -> None:
         """These are about to be tried again: what is written from now on is news."""
         for number in numbers:

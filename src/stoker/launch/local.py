@@ -38,6 +38,7 @@ class LocalPool:
     def run(self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]) -> None:
         """Run the tasks; each that ends, well or not, is passed to `on_done`. After a failure no more are
         begun: whoever sits before the terminal wants to know now, and what is done stays done."""
+        ledger.forget_failures(stage, numbers)
         queue, tries = deque(numbers), dict.fromkeys(numbers, 0)
         busy: dict[Connection, int] = {}
         idle = list(self._workers)

@@ -15,6 +15,9 @@ from stoker.world import World
 
 # Between looks at the markers: a tenth of the time waited so far, as SlurmArray does.
 _LOOK_S = (0.2, 10.0)
+# A failure that stood here before us is of an earlier try: its pod has this long to come back and try again.
+# If all gave up at the sight of it, each restart would fail all pods anew until the Job has none left.
+_COME_BACK_S = 600.0
 
 
 class Pods:
@@ -25,14 +28,19 @@ class Pods:
 
     def run(self, ledger: Ledger, stage: str, numbers: Sequence[int], on_done: Callable[[int], None]) -> None:
         """Run what is ours, then wait until the others have done theirs, or one has failed."""
-        self.run_ours(ledger, stage, numbers, on_done)
         waiting, started = {number for number in numbers if not self._is_ours(number)}, time.monotonic()
+        before = ledger.failures(stage, waiting)
+        self.run_ours(ledger, stage, numbers, on_done)
         while waiting:
-            ended = ledger.ended(stage, waiting)
+            if time.monotonic() - started > _COME_BACK_S:
+                before = {}
+            failures = ledger.failures(stage, waiting)
+            failed = {number for number, failure in failures.items() if before.get(number) != failure}
+            ended = ledger.finished(stage, waiting) | failed
             for number in sorted(ended):
                 on_done(number)
             waiting -= ended
-            if any(ledger.failure(stage, number) for number in ended):
+            if failed:
                 return
             if waiting:
                 time.sleep(min(max(_LOOK_S[0], (time.monotonic() - started) / 10), _LOOK_S[1]))

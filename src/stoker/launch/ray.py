@@ -48,6 +48,7 @@ class RayCluster:
         """Run the tasks; each that ends, well or not, is passed to `on_done`."""
         remote = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_run_there)
         call = _Call(entry=self._entry, ledger=ledger, stage=stage, directory=Path.cwd())
+        ledger.forget_failures(stage, numbers)
         todo = deque(numbers)
         running: dict[Any, int] = {}
         try:

@@ -13,7 +13,10 @@ import pytest
 
 from stoker.errors import BadInputError, TaskError, UsageError
 from stoker.manifest import read_manifest
+from stoker.prepare import encode as encode_module
+from stoker.prepare import tasks
 from stoker.prepare.check import verify_dataset
+from stoker.prepare.writer import write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -214,6 +217,39 @@ def test_shards_reach_about_the_asked_size(large_dataset: Path) -> None:
     sizes = [shard.files[0].bytes for shard in read_manifest(large_dataset).shards]
     assert len(sizes) > 3
     assert max(sizes) < 1.5 * (1 << 20)
+
+
+def test_without_shuffle_and_dedup_shards_are_counted_by_their_tokens_alone(
+    make: Make, texts: list[str], write_jsonl: Any, tmp_path: Path
+) -> None:
+    for name in "ab":  # blocks of their own, of 1.5 MB of text, which are less than 1 MiB of tokens
+        text = "\n".join(texts)[: 1_500_000 // 200] * 200
+        write_jsonl(tmp_path / f"{name}.jsonl", [name + text])
+    made = make(tmp_path / "a.jsonl", tmp_path / "b.jsonl", shard_bytes=1 << 20, **KEEP)
+    assert len(made.manifest.shards) == 1
+
+
+def test_shards_are_in_order_also_where_their_numbers_grow_longer(
+    make: Make,
+    texts: list[str],
+    write_jsonl: Any,
+    encode: Encode,
+    read_tokens: Read,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def named(folder: Path, name: str, *rest: Any, **given: Any) -> Any:
+        number = len(list(folder.glob("*.bin")))
+        return write_shard(folder, f"shard-{number + 8}", *rest, **given)
+
+    monkeypatch.setattr(tasks, "write_shard", named)
+    monkeypatch.setattr(tasks, "_up_to", lambda limit, first, groups: iter([first]))
+    monkeypatch.setattr(encode_module, "BLOCK_BYTES", 4)
+    paths = [
+        write_jsonl(tmp_path / f"{name}.jsonl", [text]) for name, text in zip("abcd", texts, strict=False)
+    ]
+    make(*paths, **KEEP)
+    assert read_tokens(tmp_path / "out") == [encode(text) for text in texts[:4]]
 
 
 def test_a_finished_dataset_holds_no_scratch(make: Make, corpus: Path, tmp_path: Path) -> None:

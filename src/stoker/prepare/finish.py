@@ -93,9 +93,9 @@ def clean_up(job: Job) -> None:
 
 def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     plan = job.plan
-    shards = sorted(
+    shards = sorted(  # within an epoch they are in order already, and a long number sorts badly by name
         (Shard.from_plain(shard) for result in results for shard in result["shards"]),
-        key=lambda shard: shard.record.name,
+        key=lambda shard: shard.record.epoch,
     )
     manifest = Manifest(
         format=plan.format,

@@ -77,7 +77,7 @@ class Marks:
         return b"".join((before, (after + before).join(documents), after))
 
 
-def encoded_group(block: Encoded, dtype: np.dtype[Any], marks: Marks) -> Gathered:
+def encoded_group(block: Encoded, dtype: np.dtype[Any], marks: Marks, *, keep_texts: bool) -> Gathered:
     """A block as a shard takes it, for when no document has to move."""
     table = np.zeros(len(block.texts), DOCUMENT)
     item, lengths = dtype.itemsize, np.diff(block.offsets)
@@ -86,7 +86,8 @@ def encoded_group(block: Encoded, dtype: np.dtype[Any], marks: Marks) -> Gathere
     table["start"] = (np.cumsum(table["tokens"], dtype=np.int64) - table["tokens"]) * item
     table["text_start"], table["text_bytes"] = block.texts.offsets[:-1], block.texts.sizes
     tokens = memoryview(marks.joined(views, dtype))
-    return Gathered(table=table, tokens=tokens, texts=block.texts.data.data)
+    texts = block.texts.data.data if keep_texts else memoryview(b"")
+    return Gathered(table=table, tokens=tokens, texts=texts)
 
 
 @dataclass(kw_only=True, slots=True)

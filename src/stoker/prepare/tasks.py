@@ -114,11 +114,15 @@ def _write(job: Job, number: int) -> None:
 def _straight_shards(job: Job, number: int, statistics: Statistics) -> Iterator[Shard]:
     """Nothing has to meet: a split becomes a shard, or several where it proves too large for one."""
     blocks = _encoder(job.folder).blocks(number, statistics)
-    groups = (_counted(encoded_group(block, job.plan.dtype, job.plan.marks), statistics) for block in blocks)
+    layout = job.plan.layout
+    groups = (
+        _counted(encoded_group(block, layout.dtype, job.plan.marks, keep_texts=layout.with_texts), statistics)
+        for block in blocks
+    )
     limit = job.plan.shard_bytes * 5 // 4
     for part, some in enumerate(_rolled(groups, limit)):
         name = f"shard-{number:05d}-{part:03d}" if part else f"shard-{number:05d}"
-        yield write_shard(job.target, name, some, layout=job.plan.layout)
+        yield write_shard(job.target, name, some, layout=layout)
 
 
 def _rolled(groups: Iterator[Gathered], limit: int) -> Iterator[Iterator[Gathered]]:

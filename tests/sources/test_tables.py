@@ -209,6 +209,17 @@ def test_an_unknown_split_names_the_known_ones(
     assert "train" in caught.value.hint
 
 
+@pytest.mark.parametrize(("name", "content"), [("state.json", "{"), ("*.arrow", "ARROW"), ("*.arrow", "")])
+def test_a_damaged_saved_dataset_is_named(
+    name: str, content: str, datasets: Any, tmp_path: Path, read_all: Callable[..., Any]
+) -> None:
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(str(tmp_path / "saved"))
+    for path in (tmp_path / "saved").glob(name):
+        path.write_text(content)
+    with pytest.raises(BadInputError, match=r"cannot load the dataset in .*saved"):
+        read_all(tmp_path / "saved")
+
+
 def test_a_saved_dataset_without_the_column_is_refused(
     datasets: Any, tmp_path: Path, read_all: Callable[..., Any]
 ) -> None:

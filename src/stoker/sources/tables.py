@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import BadInputError, require
+from stoker.errors import BadInputError, StokerError, require
 from stoker.sources.documents import BLOCK_BYTES, BadRecord, Documents, Piece, Reading, Source
 from stoker.storage import named_errors, open_store, split_url
 
@@ -157,15 +157,26 @@ def is_saved_dataset(path: Path) -> bool:
 
 def saved_sources(path: Path, split: str) -> list[Source]:
     """A dataset saved to disk; of a DatasetDict, the named split."""
+    try:
+        return [_saved_source(path, split)]
+    except (OSError, StokerError):
+        raise
+    except Exception as error:  # Arrow's kinds, JSON's, and what `datasets` meets where there are no rows
+        raise BadInputError(
+            f"cannot load the dataset in {path}: {type(error).__name__}: {error}",
+            hint="it is empty or damaged: save it again with save_to_disk()",
+        ) from error
+
+
+def _saved_source(path: Path, split: str) -> Source:
     if (path / "dataset_dict.json").exists():
-        known = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        known = json.loads((path / "dataset_dict.json").read_text("utf-8"))["splits"]
         if split not in known:
             raise BadInputError(
                 f"{path} has no split {split!r}", hint=f"choose one of {', '.join(known)} with --split"
             )
         path = path / split
-    dataset = require("datasets", extra="hf").load_from_disk(str(path))
-    return [_dataset_source(f"{path}", "saved", dataset)]
+    return _dataset_source(f"{path}", "saved", require("datasets", extra="hf").load_from_disk(str(path)))
 
 
 def hub_sources(name: str, split: str) -> list[Source]:
@@ -189,8 +200,9 @@ def read_dataset(source: Source, piece: Piece, reading: Reading) -> Iterator[Doc
 
 def _load_hub(name: str, split: str) -> Any:
     repository, _, config = name.partition(":")
+    datasets = require("datasets", extra="hf")
     try:
-        return require("datasets", extra="hf").load_dataset(repository, config or None, split=split)
+        return datasets.load_dataset(repository, config or None, split=split)
     except Exception as error:  # `datasets` raises a dozen kinds for a name, split or network at fault
         raise BadInputError(
             f"cannot load hf://{name}, split {split!r}: {error}",

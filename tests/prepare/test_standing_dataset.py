@@ -63,6 +63,21 @@ def test_shards_that_are_lost_are_made_again(
     assert snapshot(out) == whole
 
 
+def test_of_two_runs_of_one_command_both_end_well(
+    make: Make, corpus: Path, inline: Any, out: Path, watcher: Any
+) -> None:
+    class Overtaken(inline):  # type: ignore[misc]
+        def run(self, ledger: Any, stage: str, *rest: Any) -> None:
+            if stage == "write":
+                make(corpus)
+            super().run(ledger, stage, *rest)
+
+    made = make(corpus, launcher=Overtaken())
+    assert made.manifest.samples
+    assert watcher.notes == [f"{out} was finished by another run of this command"]
+    assert not list(out.glob(".*"))
+
+
 def test_a_run_that_finishes_beside_another_takes_no_shard_away(
     make: Make, corpus: Path, out: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

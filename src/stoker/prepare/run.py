@@ -15,7 +15,7 @@ from typing import Protocol
 
 import xxhash
 
-from stoker.errors import EngineMismatchError, UsageError
+from stoker.errors import EngineMismatchError, StokerError, UsageError
 from stoker.launch.ledger import Ledger
 from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
@@ -87,15 +87,26 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
         clean_up(job)
         return done
     watcher.planned(job.plan, job.folder)
-    seconds = {}
     try:
-        for stage, count in job.plan.stages.items():
-            started = time.monotonic()
-            run_stage(job, stage, count, launcher, watcher)
-            seconds[stage] = round(time.monotonic() - started, 3)
+        return _make(job, launcher, watcher)
     except EngineMismatchError:
         clean_up(job)  # whatever runs next is another plan
         raise
+    except (OSError, StokerError):
+        done = already_there(job.plan)
+        if done is None:
+            raise
+        watcher.note(f"{job.plan.out} was finished by another run of this command")
+        clean_up(job)
+        return done
+
+
+def _make(job: Job, launcher: Launcher, watcher: Watcher) -> Prepared:
+    seconds = {}
+    for stage, count in job.plan.stages.items():
+        started = time.monotonic()
+        run_stage(job, stage, count, launcher, watcher)
+        seconds[stage] = round(time.monotonic() - started, 3)
     return replace(finish(job), stage_seconds=seconds)
 
 

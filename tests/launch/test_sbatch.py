@@ -71,6 +71,12 @@ def test_the_answers_of_slurm_are_read() -> None:
     assert sbatch.holding_reason([running, pending]) == ""
 
 
+def test_what_a_site_prints_beside_the_answers_is_passed_over() -> None:
+    assert sbatch.parse_job_id("--- Welcome to Rheingold ---\n--> quota: OK\n\n12\n") == "12"
+    (element,) = sbatch.parse_queue("maintenance on Monday\n12|0|RUNNING|None\n\n")
+    assert element.job == "12"
+
+
 def test_a_config_without_maxarraysize_is_refused() -> None:
     with pytest.raises(StokerError, match="MaxArraySize"):
         sbatch.parse_max_array_size("slurm_load_ctl_conf error\n")

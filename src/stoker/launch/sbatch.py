@@ -98,8 +98,8 @@ def _options(name: str, *, log: Path, extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_job_id(answer: str) -> str:
-    """`12` of `sbatch --parsable`; a federation answers `12;cluster`."""
-    return answer.strip().partition(";")[0]
+    """`12` of `sbatch --parsable`, below what some sites print there; a federation answers `12;cluster`."""
+    return answer.strip().rpartition("\n")[2].strip().partition(";")[0]
 
 
 def parse_max_array_size(config: str) -> int:
@@ -113,8 +113,8 @@ def parse_max_array_size(config: str) -> int:
 
 
 def parse_queue(answer: str) -> list[Element]:
-    """The lines of `squeue --array --noheader --format=QUEUE_FORMAT`."""
-    rows = (line.split("|", 3) for line in answer.splitlines() if line.strip())
+    """The lines of `squeue --array --noheader --format=QUEUE_FORMAT`, whatever else a site prints there."""
+    rows = (line.split("|", 3) for line in answer.splitlines() if line.count("|") >= 3)
     return [Element(job=job, index=index, state=state, reason=reason) for job, index, state, reason in rows]
 
 

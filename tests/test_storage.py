@@ -113,6 +113,9 @@ def test_an_error_names_the_credentials_of_its_own_store() -> None:
     with pytest.raises(StorageError) as caught:
         open_store("az://container")
     assert "AZURE_STORAGE_ACCOUNT_NAME" in caught.value.hint
+    with pytest.raises(StorageError) as caught:
+        open_store("http://[no-address/")
+    assert "AWS" not in caught.value.hint
 
 
 def test_a_tilde_is_the_home_folder_as_in_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -303,6 +303,8 @@ class ObjectStore:
 def _credentials(url: str) -> str:
     """Where a store's credentials come from, in words."""
     scheme = url_scheme(url)
+    if scheme in ("http", "https"):
+        return "the server: it must allow range requests, and ask for no login"
     if scheme == "gs":
         return "the credentials (GOOGLE_APPLICATION_CREDENTIALS)"
     if scheme in ("az", "azure", "abfs", "abfss", "adl"):

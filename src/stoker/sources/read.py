@@ -38,8 +38,8 @@ def _check_unchanged(source: Source) -> None:
     found = open_store(folder).stat(name)
     if (found.bytes, found.version) != (source.bytes, source.version):
         raise ChangedError(
-            f"{source.url} changed after this run was planned: it was {source.bytes:,} bytes,"
-            f" now it is {found.bytes:,}",
+            f"{source.url} changed after this run was planned: it was {source.bytes:,} bytes of version"
+            f" {source.version}, now it is {found.bytes:,} of {found.version}",
             hint="once nobody writes to it, run the same command again: it plans anew",
         )
 

@@ -16,6 +16,7 @@ from stoker.manifest import read_manifest
 from stoker.prepare import encode as encode_module
 from stoker.prepare import tasks
 from stoker.prepare.check import verify_dataset
+from stoker.prepare.curate import Curation
 from stoker.prepare.writer import write_shard
 
 if TYPE_CHECKING:
@@ -60,6 +61,15 @@ def test_without_an_end_token_documents_are_the_bare_ids(
 ) -> None:
     make(corpus, eod="none", **KEEP)
     assert read_tokens(tmp_path / "out") == [encode(text)[:-1] for text in texts]
+
+
+@pytest.mark.parametrize("options", [KEEP, {"shuffle": False}, {}], ids=["bare", "dedup", "default"])
+def test_a_last_document_without_tokens_is_a_document(
+    options: dict[str, Any], make: Make, write_jsonl: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["coal", "more coal", ""])
+    made = make(path, eod="none", curation=Curation(min_chars=0), **options)
+    assert (made.manifest.samples, verify_dataset(str(tmp_path / "out"))) == (3, [])
 
 
 def test_a_first_token_stands_before_every_document(

@@ -166,7 +166,7 @@ class Plan:
         size = tokens * self.dtype.itemsize + (text_bytes * 3 if self.layout.with_texts else 0)
         shards = max(-(-size // self.shard_bytes), min(_FEW_SHARDS, size // _SMALL_SHARD), 1)
         return Cells(
-            universe=KEYS if self.shuffle else max(1, tokens),
+            universe=KEYS if self.shuffle else tokens + 1,  # a last document without tokens lies at their end
             shards=shards,
             per_shard=-(-size // shards // _CELL_BYTES) or 1,
         )

@@ -340,6 +340,17 @@ def test_one_work_folder_serves_two_outputs(make: Make, corpus: Path, inline: An
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_what_a_run_with_other_options_left_behind_is_told(
+    make: Make, corpus: Path, inline: Any, watcher: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError):
+        make(corpus, launcher=Fails(inline(), "write", 0))
+    (left,) = (tmp_path / "out").glob(".stoker-*")
+    assert watcher.notes == []
+    make(corpus, seed=7)
+    assert [note for note in watcher.notes if str(left) in note]
+
+
 def test_a_dataset_is_never_overwritten_by_another(make: Make, corpus: Path) -> None:
     make(corpus, seed=1)
     with pytest.raises(UsageError, match="already holds a dataset made from other sources or options"):

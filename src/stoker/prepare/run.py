@@ -190,6 +190,8 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
     plan = make_plan(options, sources, record, tokenizer.family)
     job = Job(plan=plan, folder=work_folder(plan, work))
     check_out(plan)
+    for other in _left_behind(job):
+        watcher.note(f"{other} is of a run with other sources or options; if that has ended, delete it")
     _write_down(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
     _write_down(job.folder / "plan.json", plan.to_json())
     return job
@@ -235,6 +237,14 @@ def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:
         if len(texts) >= _FIRST_DOCUMENTS:
             break
     return texts
+
+
+def _left_behind(job: Job) -> list[Path]:
+    """Work folders of other plans in the output folder: each may hold as much as the dataset."""
+    if not is_local(job.plan.out):
+        return []
+    found = local_path(job.plan.out).resolve().glob(".stoker-*/")
+    return sorted(path for path in found if path.is_dir() and path not in (job.folder, job.target.parent))
 
 
 def _write_down(path: Path, text: str) -> None:

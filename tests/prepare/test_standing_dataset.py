@@ -9,6 +9,8 @@ import pytest
 
 from stoker.errors import BadManifestError, StokerError, StorageError
 from stoker.prepare.check import adopt
+from stoker.prepare.plan import Options
+from stoker.prepare.run import assist
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +77,15 @@ def test_of_two_runs_of_one_command_both_end_well(
     made = make(corpus, launcher=Overtaken())
     assert made.manifest.samples
     assert watcher.notes == [f"{out} was finished by another run of this command"]
+    assert not list(out.glob(".*"))
+
+
+def test_a_pod_that_comes_late_leaves_nothing_in_a_finished_dataset(
+    make: Make, corpus: Path, inline: Any, out: Path, watcher: Any, tokenizer_path: Path
+) -> None:
+    make(corpus)
+    options = Options(sources=(str(corpus),), out=str(out), tokenizer=str(tokenizer_path))
+    assist(options, inline(), watcher=watcher)
     assert not list(out.glob(".*"))
 
 

@@ -122,6 +122,7 @@ def assist(options: Options, crew: Crew, *, watcher: Watcher, work: Path | None 
     """Do our part of a dataset that another process, which calls `prepare`, finishes."""
     job = plan_job(options, watcher=watcher, work=work)
     if already_there(job.plan):
+        clean_up(job)  # planning has made the folder anew
         return
     watcher.planned(job.plan, job.folder)
     *before, last = job.plan.stages.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,14 +19,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 ENTRY = """
-import os, signal
+import os, signal, time
 from stoker.launch.ledger import Ledger
+from stoker.storage import new_file
 
 def entry(folder, stage, number):
     tries = folder / f"tries-{number}"
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
     if stage == "refused":
         raise RuntimeError("no coal")
+    if stage == "endless":
+        with new_file(folder / "shard") as file:
+            os.kill(os.getppid(), signal.SIGUSR1)
+            time.sleep(60)
     deaths = {"fine": 0, "dies-once": 1, "dies": 9}[stage] if number == 1 else 0
     if len(tries.read_text()) <= deaths:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -72,6 +78,19 @@ def test_a_failure_of_an_earlier_run_is_forgotten_when_tasks_are_tried_again(
     ledger, ended = ran("refused", workers=1)
     assert ended == [0]
     assert [bool(ledger.failure("refused", number)) for number in range(4)] == [True, False, False, False]
+
+
+def test_an_interrupted_run_leaves_no_half_written_file(ran: Any, tmp_path: Path) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ran("endless", workers=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not list(tmp_path.glob(".shard*"))
 
 
 def test_closing_twice_is_safe() -> None:

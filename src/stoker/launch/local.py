@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from stoker.errors import TaskError
 from stoker.launch.ledger import Ledger
@@ -23,6 +24,7 @@ from stoker.launch.worker import load_entry, run_task
 _TRIES = 3  # a task that kills its worker three times over will do it a fourth time
 
 _CTRL_C = (signal.SIGINT,)
+_LEAVE_S = 5.0  # for native code to come back; then what a worker was writing stays behind
 
 
 class LocalPool:
@@ -69,12 +71,16 @@ class LocalPool:
                 on_done(number)
 
     def close(self) -> None:
-        """End the workers; those in the middle of a task are killed, their markers unwritten."""
+        """End the workers; those in the middle of a task drop it, their markers unwritten."""
         for connection, process in self._workers.items():
             connection.close()
             process.terminate()
+        deadline = time.monotonic() + _LEAVE_S
         for process in self._workers.values():
-            process.join()
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
         self._workers.clear()
 
     def __enter__(self) -> LocalPool:
@@ -115,6 +121,7 @@ class LocalPool:
 def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:
     """The worker's life: a task at a time until the driver closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    signal.signal(signal.SIGTERM, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CTRL_C)
     entry = load_entry(entry_name)
     for package in preload:  # slow imports, made while the driver still plans
@@ -125,3 +132,9 @@ def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) ->
             folder, plan, stage, number = connection.recv()
             failure = run_task(entry, Ledger(folder=folder, plan=plan), stage, number)
             connection.send("failed" if failure else "done")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Drop the task, and on the way out what it has half written, which may be as large as a shard."""
+    signal.signal(number, signal.SIG_IGN)  # once is enough, and the second would disturb the cleaning up
+    raise SystemExit(128 + number)

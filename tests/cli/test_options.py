@@ -75,6 +75,8 @@ WRONG = [
     ["prepare", "data", "--out", "x", "--tokenizer", "y", "--epochs", "2", "--no-shuffle"],
     ["prepare", "data", "--out", "x", "--tokenizer", "y", "--min-chars", "9", "--max-chars", "3"],
     ["prepare", "data", "--out", "x", "--tokenizer", "y", "--near-dedup", "1.5"],
+    ["prepare", "data", "--out", "x", "--tokenizer", "y", "--max-document-size", "0"],
+    ["prepare", "data", "--out", "x", "--tokenizer", "y", "--max-document-size", "5GiB"],
     ["prepare", "data", "--out", "x", "--tokenizer", "y", "--workers", "-1"],
     ["prepare", "data", "--out", "x", "--tokenizer", "y", "--work", "s3://bucket/scratch"],
     ["prepare", "verify"],

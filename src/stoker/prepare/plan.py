@@ -36,6 +36,7 @@ _SPLITS, _SPLIT_BYTES = 64, (4 << 20, 256 << 20)
 # Shards reach the asked size, but a corpus that would fill fewer than eight is cut into eight (of 16
 # MiB or more) so that as many nodes can share it.
 _FEW_SHARDS, _SMALL_SHARD = 8, 16 << 20
+_LARGEST_DOCUMENT = 1 << 30
 _CELL_BYTES = 64 << 20  # tokens and text gathered at once in pass two
 _MATCH_BYTES = 8 << 30  # source bytes per partition of a band: some 2 M documents, 50 MB of keys
 
@@ -76,6 +77,11 @@ class Options:
             )
         if self.near_dedup:
             choose_sketch(self.near_dedup)
+        if not 0 < self.reading.max_document_bytes <= _LARGEST_DOCUMENT:
+            raise UsageError(
+                f"a limit of {self.reading.max_document_bytes:,} bytes for a document cannot be kept",
+                hint="use a --max-document-size of 1GiB at most: an index counts tokens in 31 bits",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

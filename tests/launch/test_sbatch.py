@@ -90,3 +90,15 @@ def test_without_slurm_commands_the_error_says_where_to_go(
     with pytest.raises(StokerError, match="squeue is not on the PATH") as caught:
         launcher.run(Ledger(folder=tmp_path, plan="0"), "map", [0], print)
     assert "login node" in caught.value.hint
+
+
+def test_what_a_user_has_squeue_leave_out_is_seen_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\n[ "$SQUEUE_USERS" ] || echo "12|N/A|RUNNING|None"\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SQUEUE_USERS", "somebody")
+    with pytest.raises(StokerError, match="its last job is 12"):
+        SlurmArray(entry="x:y").run(Ledger(folder=tmp_path, plan="0"), "map", [0], print)

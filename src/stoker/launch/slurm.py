@@ -11,6 +11,7 @@ queue even if the one before it was killed before it could write an id down.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -223,9 +224,11 @@ def _explain(ledger: Ledger, stage: str, todo: Sequence[int], elements: Mapping[
 
 
 def _slurm(*command: str) -> str:
-    """Run a Slurm command and return what it says."""
+    """Run a Slurm command and return what it says. What a user has squeue leave out by default, as with
+    SQUEUE_PARTITION or SQUEUE_USERS, would look to us like jobs that have ended."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
     except FileNotFoundError as error:
         raise StokerError(
             f"{command[0]} is not on the PATH",

@@ -63,6 +63,7 @@ def test_a_compressed_tar_is_read(tmp_path: Path, read_all: Callable[..., Any]) 
         ("1.json", b"{}", "missing_field"),
         ("1.json", b'{"text": 1}', "not_text"),
         ("1.txt", b"x" * 300, "too_long"),
+        ("1.json", b'{"text": "%s"}' % (b"x" * 300), "too_long"),
     ],
 )
 def test_a_bad_member_is_reported_by_name(

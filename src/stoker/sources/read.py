@@ -106,6 +106,8 @@ def _text_suffixes(field: str) -> tuple[str, ...]:
 
 
 def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
+    if len(data) > reading.max_document_bytes:
+        return _too_long(where, reading)
     try:
         text = require("orjson", extra="tokens").loads(data.removeprefix(BOM))[reading.field]
     except ValueError as error:
@@ -119,11 +121,15 @@ def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> 
 
 def _document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
     if len(data) > reading.max_document_bytes:
-        return _only_bad(where, "too_long", f"longer than the limit of {reading.max_document_bytes:,} bytes")
+        return _too_long(where, reading)
     try:
         return Documents.of([data.removeprefix(BOM).decode()], [place])
     except UnicodeDecodeError as error:
         return _only_bad(f"{where} at byte {error.start:,}", "invalid_utf8", error.reason)
+
+
+def _too_long(where: str, reading: Reading) -> Documents:
+    return _only_bad(where, "too_long", f"longer than the limit of {reading.max_document_bytes:,} bytes")
 
 
 def _only_bad(where: str, reason: str, detail: str) -> Documents:

@@ -151,7 +151,7 @@ def find_manifest(url: str | Path) -> Manifest | None:
             raise
         if is_absent(reason):
             return None
-        raise reason from None
+        raise reason from reason.__cause__
 
 
 def is_absent(error: StorageError) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
-from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_server import Server, answering, plain
 
 from stoker.errors import BadShardError, ChangedError, StorageError
 from stoker.wire import flight
@@ -19,13 +18,9 @@ from stoker.wire.origin import RemoteFile
 from stoker.wire.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 BODY = bytes(range(256)) * 40
-
-
-def plain(body: bytes, *, more: str = "") -> bytes:
-    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body
 
 
 def in_chunks(body: bytes) -> bytes:
@@ -47,60 +42,6 @@ ODD: dict[str, tuple[bytes, bool]] = {
     "nothing": (b"", True),
     "elsewhere": (b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", False),
 }
-
-
-class Server:
-    """Answers on the loopback with the bytes it is given: the n-th time that a path is asked for."""
-
-    def __init__(self, answer: Callable[[str, int], tuple[bytes, bool] | None]) -> None:
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.asked: Counter[str] = Counter()
-        self._threads[0].start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listener.close()
-        for each in self._open:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self._open.append(client)
-                self._threads.append(threading.Thread(target=self._serve, args=(client,)))
-                self._threads[-1].start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, suppress(OSError), client.makefile("rb") as requests:
-            while line := requests.readline().decode():
-                while requests.readline().strip():
-                    pass
-                path = line.split()[1]
-                self.asked[path] += 1
-                answer = self._answer(path, self.asked[path])
-                if answer is None:
-                    requests.readline()  # nothing, until the other side gives up
-                    return
-                client.sendall(answer[0])
-                if answer[1]:
-                    return
-
-
-@contextmanager
-def answering(answer: Callable[[str, int], tuple[bytes, bool] | None]) -> Iterator[Server]:
-    with ExitStack() as stack:
-        server = Server(answer)
-        stack.callback(server.close)
-        yield server
 
 
 def files_at(server: Server, count: int, *, size: int = len(BODY), version: str = "") -> list[RemoteFile]:

@@ -84,6 +84,11 @@ def refuse(answer: Answer, said: str, *, url: str) -> None:
     raise StorageError(f"cannot read {url}: the server answers {reason}", hint="check the URL")
 
 
+def is_busy(answer: Answer) -> bool:
+    """Whether the answer says nothing of the file: another may come if it is asked for again."""
+    return answer.status in _BUSY
+
+
 def changed(url: str, how: str) -> ChangedError:
     return ChangedError(
         f"{url} changed while it was read: {how}",

@@ -135,7 +135,7 @@ class Exchange:
         self._client = client
         self._headers = headers
         self._endpoint = client.endpoint(address)
-        self._connection = self._ask()
+        self._connection, self._is_left = self._ask(), False
 
     def answer(self) -> Answer:
         """The head of the answer; `address` is then where it came from."""
@@ -148,7 +148,7 @@ class Exchange:
             self.close()
             self.address = self.address.moved(location)
             self._endpoint = self._client.endpoint(self.address)
-            self._connection = self._ask()
+            self._connection, self._is_left = self._ask(), False
         raise StorageError(
             f"{self.address.url.partition('?')[0]} redirects without end", hint="check the URL in a browser"
         )
@@ -173,10 +173,14 @@ class Exchange:
         return bytes(data)
 
     def interrupt(self) -> None:
-        self._connection.interrupt()
+        if not self._is_left:
+            self._connection.interrupt()
 
     def close(self) -> None:
-        self._client.leave(self._endpoint, self._connection)
+        """Give the connection back; safe twice, since it may be another's by then."""
+        if not self._is_left:
+            self._is_left = True
+            self._client.leave(self._endpoint, self._connection)
 
     def _ask(self) -> Connection:
         while connection := self._client.idle(self._endpoint):

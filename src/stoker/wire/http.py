@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
@@ -153,10 +154,11 @@ class Connection:
         status = 100
         while status < 200:  # 100 Continue and its kind come before the answer
             status_line, *lines = self._head()
-            status = int(status_line[9:12])
+            status = self._number(status_line[9:12])
         pairs = (line.partition(":") for line in lines)
         answer = Answer(status, {name.lower(): value.strip() for name, _, value in pairs})
-        self._body = _Body.of(answer, status_line)
+        length = answer.headers.get("content-length")
+        self._body = _Body.of(answer, status_line, length=None if length is None else self._number(length))
         self.answers += 1
         self.reusable = self._body.keep and self._body.is_over
         return answer
@@ -226,7 +228,7 @@ class Connection:
         if not body.at_first_chunk:
             self._line()  # ends the chunk before
         body.at_first_chunk = False
-        body.left = int(self._line().partition(b";")[0], 16)
+        body.left = self._number(self._line().partition(b";")[0].decode("latin-1"), 16)
         if not body.left:
             body.chunked = False
             while self._line():  # trailers
@@ -242,6 +244,13 @@ class Connection:
                 raise NetworkError(f"{self.host} closed the connection within an answer")
             line += byte
         return bytes(line[:-2])
+
+    def _number(self, text: str, base: int = 10) -> int:
+        """A number of the answer's; a broken server or proxy may say anything."""
+        with suppress(ValueError):
+            if (number := int(text, base)) >= 0:
+                return number
+        raise NetworkError(f"{self.host} answers with {text[:20]!r} where HTTP has a number")
 
     def _receive(self, view: memoryview) -> int:
         """First from what came together with the head, then from the network."""
@@ -284,15 +293,14 @@ class _Body:
     at_first_chunk: bool = True
 
     @classmethod
-    def of(cls, answer: Answer, status_line: str) -> _Body:
+    def of(cls, answer: Answer, status_line: str, *, length: int | None) -> _Body:
         said = answer.headers.get("connection", "").lower()
         keep = "keep-alive" in said if status_line.startswith("HTTP/1.0") else "close" not in said
         if "chunked" in answer.headers.get("transfer-encoding", "").lower():
             return cls(chunked=True, keep=keep)
         if answer.status in (204, 304):
             return cls(keep=keep)
-        length = answer.headers.get("content-length")
-        return cls(left=_ENDLESS) if length is None else cls(left=int(length), keep=keep)
+        return cls(left=_ENDLESS) if length is None else cls(left=length, keep=keep)
 
     @property
     def until_close(self) -> bool:

@@ -26,7 +26,7 @@ from stoker.storage import (
     split_url,
     url_scheme,
 )
-from stoker.wire.answers import Busy, range_line, refuse, total_bytes, version_of
+from stoker.wire.answers import Busy, is_busy, range_line, refuse, total_bytes, version_of
 from stoker.wire.client import Client, Exchange
 from stoker.wire.http import Address, Answer, NetworkError
 from stoker.wire.pace import backoff_s
@@ -212,6 +212,8 @@ def _get_manifest(client: Client, url: str) -> bytes:
     """The manifest, if this is one: many servers answer any address with some page."""
 
     def read(answer: Answer, exchange: Exchange) -> bytes:
+        if is_busy(answer):  # else a page with a list of the dataset's files would be staged in its place
+            refuse(answer, exchange.text(), url=url)
         return exchange.body() if answer.status == 200 else b""
 
     data = _ask(client, url, read)

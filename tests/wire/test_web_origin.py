@@ -1,0 +1,84 @@
+"""Web servers as they are: what they answer when something is wrong, and what must not come of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from raw_server import answering, plain
+
+from stoker.errors import BadManifestError, StorageError
+from stoker.wire import origin
+from stoker.wire.client import Client, Exchange
+from stoker.wire.http import Address, NetworkError
+from stoker.wire.origin import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
+ABSENT = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "backoff_s", lambda tries, luck: 0.0)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client() as client:
+        yield client
+
+
+def test_a_redirect_that_leads_nowhere_gives_its_connection_back_once(client: Client) -> None:
+    moved = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+    with answering(lambda path, times: (moved, False)) as server:
+        asked, nowhere = Address(url=f"{server.url}/x"), Address(url="http://127.0.0.1:1/")
+        exchange = Exchange(client, asked)
+        with pytest.raises(NetworkError, match="cannot connect"):
+            exchange.answer()
+        exchange.close()
+        exchange.close()
+        assert client.idle(client.endpoint(nowhere)) is None, "it leads to another server"
+        connection = client.idle(client.endpoint(asked))
+        assert connection is not None
+        assert client.idle(client.endpoint(asked)) is None, "two would ask through one"
+        connection.close()
+
+
+def test_a_server_that_is_too_busy_for_a_manifest_is_asked_again() -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        if path == "/corpus/manifest.json":
+            return (BUSY if times == 1 else plain(b"{torn"), False)
+        return plain(b"<html>Index of /corpus</html>"), False
+
+    with answering(answer) as server, pytest.raises(BadManifestError):
+        resolve(f"{server.url}/corpus")
+
+
+def test_a_server_that_stays_too_busy_for_a_manifest_is_named() -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        return (BUSY if path.endswith("manifest.json") else plain(b"Index of /corpus")), False
+
+    with answering(answer) as server, pytest.raises(StorageError, match="answers 503"):
+        resolve(f"{server.url}/corpus")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    ],
+)
+def test_an_answer_that_is_not_http_is_asked_for_again(head: bytes) -> None:
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        if path == "/file":
+            return plain(b"x"), False
+        return (head, True) if times == 1 else (ABSENT, False)
+
+    with answering(answer) as server:
+        assert resolve(f"{server.url}/file").bytes == 1

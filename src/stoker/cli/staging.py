@@ -102,7 +102,7 @@ class StageProgress:
 
     def _print(self, text: str) -> None:
         if self._bars:
-            self._bars.console.print(text)
+            self._bars.console.print(text, markup=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -122,12 +122,12 @@ def _bars() -> Bars | None:
     if not console.is_terminal:  # a terminal that cannot draw
         return None
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # names may hold brackets
         BarColumn(bar_width=24),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
         console=console,
     )
 

@@ -1,0 +1,33 @@
+"""How staging goes, on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from stoker.cli import staging
+from stoker.cli.staging import StageProgress
+from stoker.stage.plan import Unit
+from stoker.wire.origin import RemoteFile
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_brackets_in_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "x[/red].bin"
+    unit = Unit(key="k", folder="f", files=(RemoteFile(name=name, url=name, bytes=9),))
+    shown, inner = pty.openpty()
+    with os.fdopen(shown, "rb", buffering=0) as terminal, closing(os.fdopen(inner, "w")) as stderr:
+        monkeypatch.setattr(staging.sys, "stderr", stderr)
+        monkeypatch.setenv("TERM", "xterm")
+        with StageProgress() as progress:
+            progress.planned("s3://bucket/[/bold]", [unit])
+            progress.began(unit)
+            progress.waits(unit, "process 7 on [/node]")
+            progress.damaged(unit, [name])
+        text = terminal.read(1 << 16).decode()
+    assert name in text
+    assert "s3://bucket/[/bold]" in text

@@ -61,6 +61,14 @@ def test_a_folder_is_staged_whole(origin, tmp_path, snapshot):
     assert books(tmp_path / "cache", "parts", "leases", "pins") == []
 
 
+def test_names_that_are_not_utf_8_are_staged(tmp_path):
+    name = os.fsdecode(b"\xff\xfe")
+    (tmp_path / "origin").mkdir()
+    (tmp_path / "origin" / name).write_bytes(b"x")
+    path = stoker.fetch(str(tmp_path / "origin"), cache=tmp_path / "cache")
+    assert (path / name).read_bytes() == b"x"
+
+
 def test_an_empty_url_is_not_the_working_folder(tmp_path):
     with stoker.Cache(tmp_path / "cache") as cache, pytest.raises(UsageError, match="empty"):
         cache.at("")

@@ -143,6 +143,20 @@ def test_a_place_in_the_cache_has_a_readable_name(url, kind, folder):
     assert folder_of(collection([1], url=url, kind=kind)) == folder
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        ("s3://bucket/run#1", "s3://bucket/run#2", "folder"),
+        ("s3://bucket/run#1/x", "s3://bucket/x", "file"),
+        ("s3://bucket/run?1/x", "s3://bucket/run?2/x", "file"),
+        ("abfss://one@account/corpus", "abfss://two@account/corpus", "dataset"),
+    ],
+)
+def test_two_places_in_a_store_do_not_share_one_in_the_cache(one, other, kind):
+    places = [folder_of(collection([1], url=url, kind=kind)) for url in (one, other)]
+    assert places[0] != places[1]
+
+
 def test_signed_addresses_of_one_path_do_not_share_a_place():
     one, other = (folder_of(collection([1], url=f"https://h/x?sig={n}", kind="file")) for n in (1, 2))
     assert one != other

@@ -7,6 +7,7 @@ folder cuts the same work into the same pieces.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection as Names
 from collections.abc import Iterable, Sequence
@@ -109,6 +110,9 @@ def folder_of(collection: Collection, *, hub_cache: bool = False) -> str:
         return _hub_folder(collection, hub_cache=hub_cache)
     if "://" not in collection.url:
         return "/".join(["local", *safe_parts(_above(collection, collection.url))])
+    scheme, _, rest = collection.url.partition("://")
+    if not scheme.startswith("http"):  # a key may hold ? and #, and abfss://container@account is two names
+        return "/".join([scheme.lower(), *safe_parts(_above(collection, rest))])
     parts = urlsplit(collection.url)
     path = _above(collection, parts.path)
     tail = [_digest(parts.query)[:8]] if parts.query else []
@@ -143,9 +147,9 @@ def _safe(part: str) -> str:
     if part in (".", "..", ".stoker"):
         return f"%{part}"
     part = part.replace("\0", "%00")
-    if len(part.encode()) <= NAME_BYTES:
+    if len(os.fsencode(part)) <= NAME_BYTES:
         return part
-    return part.encode()[: NAME_BYTES - 20].decode(errors="ignore") + "~" + _digest(part)
+    return os.fsencode(part)[: NAME_BYTES - 20].decode(errors="ignore") + "~" + _digest(part)
 
 
 def _unit(folder: str, files: Sequence[RemoteFile]) -> Unit:
@@ -188,4 +192,4 @@ def _without_spare(going: Sequence[Holding], spare: int) -> list[Holding]:
 
 
 def _digest(text: str) -> str:
-    return xxhash.xxh3_64_hexdigest(text.encode())
+    return xxhash.xxh3_64_hexdigest(os.fsencode(text))

@@ -43,6 +43,7 @@ def near_of(tmp_path):
         caches.append(stoker.Cache(tmp_path / "cache", **options))
         return caches[-1].at(origin)
 
+    make.caches = caches
     yield make
     for cache in caches:
         cache.close()
@@ -102,6 +103,33 @@ def test_a_file_that_changed_at_its_origin_is_fetched_anew(origin, near_of):
     (origin / "big-0").write_bytes(b"n" * BIG)
     assert near_of(origin).local_path("big-0") == path
     assert path.read_bytes() == b"n" * BIG
+
+
+def test_what_gives_way_takes_no_file_along_that_another_reads(origin, near_of, tmp_path):
+    small = origin / "deep"
+    near_of(small).cache.local_path(small / "small-1")
+    near_of(small).local_path("small-1")
+    (small / "small-5").write_bytes(b"the folder is cut into other units now")
+    path = near_of(small, budget=2 * BIG).local_path("small-1")
+    for cache in near_of.caches[:-1]:
+        cache.close()
+    near_of.caches[-1].room.empty()
+    assert path.read_bytes() == (small / "small-1").read_bytes()
+    assert len(list(near_of.caches[-1].shelf.records())) == 1
+
+
+def test_a_record_that_took_its_predecessors_inode_is_read(origin, near_of):
+    reader, other = near_of(origin), near_of(origin)
+    reader.local_path("big-0")
+    (old,) = (unit for unit in reader.units if unit.files[0].name == "big-0")
+    assert reader.cache.shelf.holds(old)
+    reader.release("big-0")
+    record = other.cache.shelf.books / "units" / f"{old.key}.json"
+    new, before = record.read_text().replace(old.files[0].version, "1"), record.stat()
+    while record.stat().st_ctime_ns == before.st_ctime_ns:  # a clock of some milliseconds
+        record.write_text(new)
+    assert record.stat().st_ino == before.st_ino
+    assert not reader.cache.shelf.holds(old)
 
 
 def test_a_deleted_file_is_fetched_again(origin, near_of):

@@ -123,9 +123,7 @@ class Room:
     def empty(self) -> None:
         """Evict everything that nobody holds."""
         with self._alone():
-            for held in self.holdings():
-                if not held.holders:
-                    self._evict(held.key)
+            self._evict_all([held.key for held in self.holdings() if not held.holders])
 
     def _short_bytes(self, unit: Unit) -> int:
         """How much must come free: for the budget, or for the disk, whichever is more."""
@@ -144,10 +142,15 @@ class Room:
         return facts.f_bavail * facts.f_frsize
 
     def _evict_all(self, keys: Sequence[str]) -> bool:
-        gone = [self._evict(key) for key in keys]
-        return all(gone)
+        units = {unit.key: unit for unit in self._shelf.units()}
+        going = [units.pop(key) for key in keys if key in units]
+        staying = list(units.values())
+        for unit in going:
+            if not self._evict(unit.key, staying):
+                staying.append(unit)
+        return len(staying) == len(units)
 
-    def _evict(self, key: str) -> bool:
+    def _evict(self, key: str, staying: Sequence[Unit]) -> bool:
         """Remove a unit, unless somebody fetches or pins it just now."""
         lease = self._claim(key).try_take()
         if lease is None:
@@ -160,7 +163,7 @@ class Room:
             if self._pins.holders().get(key):
                 self._shelf.put_back(key, hidden)
                 return False
-            self._shelf.remove(record.unit, hidden)
+            self._shelf.remove(record.unit, hidden, staying=staying)
         return True
 
     def _claim(self, key: str) -> Claim:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.books = folder / ".stoker"
-        self._known: dict[tuple[str, int], Unit] = {}
+        self._known: dict[str, tuple[tuple[int, int], Unit]] = {}
 
     def lease_path(self, key: str) -> Path:
         return self._made("leases") / key
@@ -104,11 +104,15 @@ class Shelf:
         path = self._record_path(key)
         try:
             facts = path.stat()
-            known = (key, facts.st_ino)  # a record is never changed, only replaced
-            if known not in self._known:
-                self._known[known] = _unit_of(key, path.read_bytes())
-            return Record(unit=self._known[known], used_at=facts.st_mtime)
+            # a record is never changed, only replaced; its successor may well get the same inode
+            version = facts.st_ino, facts.st_ctime_ns
+            known, unit = self._known.get(key, (None, None))
+            if unit is None or known != version:
+                unit = _unit_of(key, path.read_bytes())
+                self._known[key] = version, unit
+            return Record(unit=unit, used_at=facts.st_mtime)
         except (OSError, ValueError, KeyError, TypeError):
+            self._known.pop(key, None)
             return None
 
     def records(self) -> Iterator[Record]:
@@ -137,13 +141,27 @@ class Shelf:
     def put_back(self, key: str, hidden: Path) -> None:
         os.rename(hidden, self._record_path(key))
 
-    def remove(self, unit: Unit, hidden: Path) -> None:
-        """Delete a forgotten unit's files, the folders that this empties, and its record."""
-        for file in unit.files:
-            self.path_of(unit, file.name).unlink(missing_ok=True)
-        for folder in {self.path_of(unit, file.name).parent for file in unit.files}:
+    def units(self) -> list[Unit]:
+        """Every published unit, without its use."""
+        return [record.unit for record in self.records()]
+
+    def remove(self, unit: Unit, hidden: Path, *, staying: Sequence[Unit]) -> None:
+        """Delete a forgotten unit's files, the folders that this empties, and its record.
+
+        Files that one of the `staying` units has too stay: a folder that has grown is cut into other units,
+        and a file may be asked for by its own URL as well."""
+        paths = {self.path_of(unit, file.name) for file in unit.files}
+        for path in paths.difference(self._paths_near(unit.folder, staying)):
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths}:
             self._remove_empty(folder)
         hidden.unlink(missing_ok=True)
+
+    def _paths_near(self, folder: str, units: Sequence[Unit]) -> Iterator[Path]:
+        """The files of units that lie in this folder, above or below it."""
+        for unit in units:
+            if f"{unit.folder}/".startswith(f"{folder}/") or f"{folder}/".startswith(f"{unit.folder}/"):
+                yield from (self.path_of(unit, file.name) for file in unit.files)
 
     def leftovers(self) -> Iterator[str]:
         """Keys of units whose part, lease or half-removed record nobody may come back for."""
@@ -160,7 +178,10 @@ class Shelf:
         hidden = self._record_path(key).with_suffix(".going")
         with suppress(OSError, ValueError, KeyError, TypeError):
             unit = _unit_of(key, hidden.read_bytes())
-            hidden.unlink() if self._record_path(key).exists() else self.remove(unit, hidden)
+            if self._record_path(key).exists():
+                hidden.unlink()
+            else:
+                self.remove(unit, hidden, staying=self.units())
 
     def _is_forgotten(self, key: str) -> bool:
         return self._record_path(key).exists() or _age_s(self.parts_folder(key)) > _FORGOTTEN_S

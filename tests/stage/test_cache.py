@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import stoker
 from stoker.errors import CacheFullError, StorageError, UsageError
+from stoker.leases.lease import Claim
 from stoker.stage.cache import default_folder
 from stoker.stage.holdings import held_folders
+from stoker.stage.part import Part
 from stoker.stage.run import parse_share, stage
 
 BIG = 9 << 20  # above what travels in bundles: a unit of its own
@@ -215,6 +218,30 @@ def test_a_living_reader_holds_what_it_reads_and_a_killed_one_nothing(origin, tm
         reader.wait()
         assert cache.at(origin).local_path("big-2").exists()
         assert sum(path.exists() for path in held) == 1
+
+
+@pytest.mark.parametrize("budget", [0, 2 * BIG])
+def test_what_was_begun_and_left_gives_way(budget, origin, near_of, monkeypatch):
+    near = near_of(origin, budget=budget)
+    shelf = near.cache.shelf
+    left = [unit for unit in near.units if unit.bytes == BIG][1:]
+    for unit in left:
+        Part(shelf.parts_folder(unit.key) / "left-x", unit, root=shelf.folder).close()
+    monkeypatch.setattr("stoker.stage.room.Room._free", lambda self: 4 * BIG)
+    assert near.local_path("big-0").exists()
+    assert shelf.parts() == {}
+
+
+def test_what_another_brings_does_not_give_way(origin, near_of):
+    near = near_of(origin, budget=2 * BIG)
+    shelf = near.cache.shelf
+    others = [unit for unit in near.units if unit.bytes == BIG][1:]
+    with ExitStack() as stack:
+        for unit in others:
+            stack.enter_context(Claim(shelf.lease_path(unit.key)).try_take())
+            Part(shelf.parts_folder(unit.key) / "x", unit, root=shelf.folder).close()
+        with pytest.raises(CacheFullError, match="on its way"):
+            near.local_path("big-0")
 
 
 def test_without_a_budget_nothing_gives_way(origin, near_of, monkeypatch):

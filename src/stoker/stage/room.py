@@ -39,8 +39,9 @@ class Room:
         """Make room for a unit and begin it. With `ahead` it is not urgent: these units do not give way, and
         nobody waits to see whether a holder is still alive."""
         if not self._budget:  # whoever is late finds the disk full while writing: no need to queue here
-            if (short := self._short_bytes(unit)) > 0:
-                raise self.full(unit, short)
+            while (short := self._short_bytes(unit)) > 0:
+                if ahead is not None or not self._give_up_parts(unit):
+                    raise self.full(unit, short)
             return begin()
         self.check_fits([unit])
         silent_at = time.monotonic() + 2 * self._ttl_s
@@ -51,6 +52,8 @@ class Room:
                 going = evictions(holdings, need_bytes=short, keep={unit.key, *(ahead or ())})
                 if going is not None and self._evict_all(going):
                     return begin()
+                if going is None and ahead is None and self._give_up_parts(unit):
+                    continue
                 doubtful = going is not None or not self._pins.is_sure
             # a holder on another node may be dead: its silence shows only after a while
             if not doubtful or time.monotonic() > silent_at or ahead is not None:
@@ -136,6 +139,16 @@ class Room:
             coming = sum(whole for whole, _ in parts.values())
             short = max(short, lying + coming + unit.bytes - self._budget)
         return short
+
+    def _give_up_parts(self, unit: Unit) -> bool:
+        """Remove what others began to bring and nobody brings now; whether there was any."""
+        given_up = False
+        for key in self._shelf.parts():
+            claim = self._claim(key)
+            if key != unit.key and (lease := claim.try_take() or claim.try_take()):
+                with lease:
+                    given_up = self._shelf.give_up(key) or given_up
+        return given_up
 
     def _free(self) -> int:
         facts = os.statvfs(self._shelf.folder)

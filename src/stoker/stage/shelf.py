@@ -174,7 +174,7 @@ class Shelf:
     def clear(self, key: str) -> None:
         """Delete a part that nobody goes on with, and end a removal that was cut short. Under its lease."""
         if self._is_forgotten(key):
-            shutil.rmtree(self.parts_folder(key), ignore_errors=True)
+            self.give_up(key)
         hidden = self._record_path(key).with_suffix(".going")
         with suppress(OSError, ValueError, KeyError, TypeError):
             unit = _unit_of(key, hidden.read_bytes())
@@ -182,6 +182,11 @@ class Shelf:
                 hidden.unlink()
             else:
                 self.remove(unit, hidden, staying=self.units())
+
+    def give_up(self, key: str) -> bool:
+        """Delete what was on its way, under its lease; whether that could be done."""
+        shutil.rmtree(self.parts_folder(key), ignore_errors=True)
+        return not self.parts_folder(key).exists()
 
     def _is_forgotten(self, key: str) -> bool:
         return self._record_path(key).exists() or _age_s(self.parts_folder(key)) > _FORGOTTEN_S

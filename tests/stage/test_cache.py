@@ -135,6 +135,15 @@ def test_a_record_that_took_its_predecessors_inode_is_read(origin, near_of):
     assert not reader.cache.shelf.holds(old)
 
 
+def test_a_deleted_file_is_fetched_again_by_who_holds_it(origin, near_of):
+    near = near_of(origin)
+    near.local_path("big-0").unlink()
+    assert near.local_path("big-0").read_bytes() == (origin / "big-0").read_bytes()
+    near.release("big-0")
+    near.cache.room.empty()
+    assert not (near.folder / "big-0").exists(), "it is held once"
+
+
 def test_a_deleted_file_is_fetched_again(origin, near_of):
     path = near_of(origin).local_path("big-0")
     path.unlink()

@@ -18,6 +18,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
@@ -129,6 +130,7 @@ class Lease:
         self._record = path / seat.record_name(owner.token)
         self._renewed_at = _now()
         self.is_over = False  # released, or found to be lost
+        self.on_lost: Callable[[], None] = lambda: None  # called by the thread that found it to be lost
         self._heart = _Heart.of(path)
         self._heart.add(self)
 
@@ -234,6 +236,7 @@ class _Heart:
         while lease := self._next():
             if not lease.renew() and lease.is_over:
                 self.remove(lease)
+                lease.on_lost()
 
     def _next(self) -> Lease | None:
         """The lease to renew now, once there is one; None when the last was released."""

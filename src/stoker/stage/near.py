@@ -44,7 +44,7 @@ class Near:
     def local_path(self, name: str) -> Path:
         """Where a file lies on this node; fetched, or waited for, if it does not yet."""
         self.cache.check_process()
-        if held := self._held.get(name):
+        if (held := self._held.get(name)) and held.exists():
             return held
         (unit,) = in_order(self.units, [name]) if name not in self._unit_of else (self._unit_of[name],)
         self._asked.add(unit.key)

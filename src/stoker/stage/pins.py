@@ -12,10 +12,14 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+from stoker.errors import StorageError
 from stoker.leases.lease import Claim, Lease
 from stoker.leases.owner import Owner
+
+_SPARE_BYTES = 64 << 10  # of lines about what was let go of, before all is said anew
 
 
 class Pins:
@@ -26,7 +30,8 @@ class Pins:
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._lease: Lease | None = None
-        self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._path = folder
+        self._said_bytes = self._most_bytes = 0
 
     def add(self, key: str) -> None:
         """Pin a unit (again): on the disk before this returns, so that no evictor overlooks it."""
@@ -36,8 +41,10 @@ class Pins:
                 self._say(f"+{key}\n")
 
     def drop(self, key: str) -> None:
-        """Let go of it (once)."""
+        """Let go of it (once), unless that has been done with everything else."""
         with self._lock:
+            if key not in self._counts:
+                return
             self._counts[key] -= 1
             if not self._counts[key]:
                 del self._counts[key]
@@ -53,10 +60,34 @@ class Pins:
                 lease.release()
 
     def _say(self, line: str) -> None:
-        if self._lease is None:
-            self._lease = Claim(_lease_of(self._path), ttl_s=self._ttl_s, purpose=self._purpose).try_take()
+        if self._lease is None or self._lease.is_over or self._said_bytes > self._most_bytes:
+            self._say_all()
+        else:
+            self._append(line)
+
+    def _say_all(self) -> None:
+        """Everything that is pinned, under a new name: the old one is too long, or was taken from us as that of
+        a dead process because we were silent, a suspended job perhaps."""
+        old, lease = self._path, self._lease
+        self._path = self._folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._lease = Claim(_lease_of(self._path), ttl_s=self._ttl_s, purpose=self._purpose).try_take()
+        self._said_bytes = 0
+        self._append("".join(f"+{key}\n" for key in self._counts))
+        self._most_bytes = 2 * self._said_bytes + _SPARE_BYTES
+        if self._lease:
+            self._lease.on_lost = self._say_again
+        if lease:
+            old.unlink(missing_ok=True)
+            lease.release()
+
+    def _say_again(self) -> None:
+        with self._lock, suppress(OSError, StorageError):  # else with the next pin
+            if self._lease and self._lease.is_over:
+                self._say_all()
+
+    def _append(self, lines: str) -> None:
         with self._path.open("ab") as file:  # closed each time: a network filesystem shows it to others then
-            file.write(line.encode())
+            self._said_bytes += file.write(lines.encode())
 
 
 class PinView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -251,6 +252,45 @@ def test_what_another_brings_does_not_give_way(origin, near_of):
             Part(shelf.parts_folder(unit.key) / "x", unit, root=shelf.folder).close()
         with pytest.raises(CacheFullError, match="on its way"):
             near.local_path("big-0")
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "hint"),
+    [
+        (errno.EDQUOT, "Disk quota exceeded", "quota is used up"),
+        (errno.EACCES, "Permission denied", "permissions"),
+    ],
+)
+@pytest.mark.parametrize("where", ["mkdir", "write"])
+def test_what_the_filesystem_refuses_is_told(number, said, hint, where, origin, near_of, monkeypatch):
+    def refuse(*args, **more):
+        raise OSError(number, os.strerror(number))
+
+    near = near_of(origin)
+    target = "stoker.stage.landing.write_all" if where == "write" else "stoker.stage.part.Part._write_header"
+    monkeypatch.setattr(target, refuse)
+    with pytest.raises(StorageError, match=said) as caught:
+        near.local_path("big-0")
+    assert hint in caught.value.hint
+
+
+def test_a_full_disk_is_not_blamed_on_the_budget(origin, near_of, monkeypatch):
+    near = near_of(origin, budget="1TB")
+    monkeypatch.setattr("stoker.stage.room.Room._free", lambda self: 1000)
+    with pytest.raises(CacheFullError, match=r"for a disk with 1\.0 kB free"):
+        near.local_path("big-0")
+
+
+def test_books_that_cannot_be_written_while_the_disk_is_full_hide_nothing(origin, near_of, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    near = near_of(origin)
+    monkeypatch.setattr(Part, "sync", full)
+    monkeypatch.setattr(Part, "_say", full)
+    with pytest.raises(CacheFullError, match="does not fit"):
+        near.local_path("deep/small-3")
+    assert near.cache.shelf.parts() == {}
 
 
 def test_without_a_budget_nothing_gives_way(origin, near_of, monkeypatch):

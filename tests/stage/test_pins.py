@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stoker.errors import StorageError
 from stoker.leases.lease import Claim
 from stoker.stage import pins as module
 from stoker.stage.pins import Pins, PinView
@@ -62,6 +64,26 @@ def test_the_next_pin_brings_the_others_back(pins: Pins, tmp_path: Path, monkeyp
     lease = pins._lease
     assert lease is not None
     lease.renew()
+    pins.add("two")
+    assert pinned(tmp_path) == {"one", "two"}
+
+
+def test_a_pin_that_could_not_be_written_is_none(pins: Pins, tmp_path: Path, monkeypatch) -> None:
+    opened = type(tmp_path).open
+
+    def full(self: Path, mode: str = "r", **more: Any) -> Any:
+        if mode == "ab":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(self, mode, **more)
+
+    for before in ((), ("one",)):
+        for key in before:
+            pins.add(key)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tmp_path), "open", full)
+            with pytest.raises(StorageError, match="No space left"):
+                pins.add("two")
+        assert pinned(tmp_path) == set(before)
     pins.add("two")
     assert pinned(tmp_path) == {"one", "two"}
 

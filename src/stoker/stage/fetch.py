@@ -20,13 +20,14 @@ from collections.abc import Collection as Names
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.errors import BadShardError, ChangedError, LeaseLostError, StorageError
+from stoker.errors import BadShardError, ChangedError, LeaseLostError
 from stoker.leases.lease import Claim, Lease
 from stoker.stage.landing import landing
 from stoker.stage.part import Part, entries, is_part_of, record_bytes
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf
+from stoker.storage import named_errors
 from stoker.wire.wire import Landed, Wire
 
 _LEFT = "left-"  # the owner of such a part has stopped writing
@@ -72,7 +73,8 @@ class Fetcher:
                 continue
             with suppress(LeaseLostError), lease:  # lost: another goes on, and we wait for its file
                 if anew() or not self.shelf.holds(unit):
-                    _Fetch(self, unit, lease, on_bytes, ahead).run()
+                    with named_errors("write to", self.shelf.folder):
+                        _Fetch(self, unit, lease, on_bytes, ahead).run()
                 return
 
     def stop(self) -> None:
@@ -109,12 +111,11 @@ class _Fetch:
             raise
         except OSError as error:
             self._lease.check()  # our folder was taken over: that is what this raises then
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageError(
-                    f"cannot write {part.folder}: {error}", hint="see the reason above"
-                ) from error
-            part.remove()
-            raise self._room.full(self._unit, self._unit.bytes) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                part.remove()
+            if error.errno == errno.ENOSPC:
+                raise self._room.full(self._unit, self._unit.bytes) from error
+            raise
         finally:
             part.close()
             self._leave(part)

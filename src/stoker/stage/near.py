@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import StokerError
 from stoker.stage.blocks import Blocks, has_blocks
 from stoker.stage.digest import is_sound
 from stoker.stage.plan import BLOCKS, FIRST, Unit, in_order
@@ -78,8 +76,7 @@ class Near:
             if self._held.pop(name, None) is None:
                 return
             unit = self._unit_of[name]
-            with suppress(StokerError):  # last use is a hint to the evictor, not worth an error
-                self.cache.shelf.touch(unit.key)
+            self.cache.shelf.touch(unit.key)
             self.cache.pins.drop(unit.key)
         if self._prefetcher:
             self._prefetcher.moved_on()

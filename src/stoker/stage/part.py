@@ -169,7 +169,8 @@ class Part:
     def close(self) -> None:
         """Close the map; safe twice."""
         if self._map >= 0:
-            self._say()
+            with suppress(OSError):  # of a full disk, say: these are fetched again
+                self._say()
         _close(self._map)
         self._map = -1
 

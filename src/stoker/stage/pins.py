@@ -18,6 +18,7 @@ from pathlib import Path
 from stoker.errors import StorageError
 from stoker.leases.lease import Claim, Lease
 from stoker.leases.owner import Owner
+from stoker.storage import named_errors
 
 _SPARE_BYTES = 64 << 10  # of lines about what was let go of, before all is said anew
 
@@ -37,8 +38,13 @@ class Pins:
         """Pin a unit (again): on the disk before this returns, so that no evictor overlooks it."""
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
-            if self._counts[key] == 1:
+            if self._counts[key] > 1:
+                return
+            try:
                 self._say(f"+{key}\n")
+            except BaseException:
+                del self._counts[key]
+                raise
 
     def drop(self, key: str) -> None:
         """Let go of it (once), unless that has been done with everything else."""
@@ -55,9 +61,7 @@ class Pins:
         with self._lock:
             self._counts.clear()
             lease, self._lease = self._lease, None
-            if lease:
-                self._path.unlink(missing_ok=True)
-                lease.release()
+            _withdraw(self._path, lease)
 
     def _say(self, line: str) -> None:
         if self._lease is None or self._lease.is_over or self._said_bytes > self._most_bytes:
@@ -66,27 +70,31 @@ class Pins:
             self._append(line)
 
     def _say_all(self) -> None:
-        """Everything that is pinned, under a new name: the old one is too long, or was taken from us as that of
-        a dead process because we were silent, a suspended job perhaps."""
-        old, lease = self._path, self._lease
-        self._path = self._folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._lease = Claim(_lease_of(self._path), ttl_s=self._ttl_s, purpose=self._purpose).try_take()
-        self._said_bytes = 0
-        self._append("".join(f"+{key}\n" for key in self._counts))
+        """Everything that is pinned, under a new name: the old one is too long, or was taken from us as that
+        of a dead process because we were silent, a suspended job perhaps."""
+        path = self._folder / f"{os.getpid()}-{secrets.token_hex(4)}"
+        lease = Claim(_lease_of(path), ttl_s=self._ttl_s, purpose=self._purpose).try_take()
+        old = self._path, self._lease, self._said_bytes
+        self._path, self._lease, self._said_bytes = path, lease, 0
+        try:
+            self._append("".join(f"+{key}\n" for key in self._counts))
+        except BaseException:
+            _withdraw(path, lease)
+            self._path, self._lease, self._said_bytes = old
+            raise
         self._most_bytes = 2 * self._said_bytes + _SPARE_BYTES
-        if self._lease:
-            self._lease.on_lost = self._say_again
         if lease:
-            old.unlink(missing_ok=True)
-            lease.release()
+            lease.on_lost = self._say_again
+        _withdraw(*old[:2])
 
     def _say_again(self) -> None:
-        with self._lock, suppress(OSError, StorageError):  # else with the next pin
+        with self._lock, suppress(StorageError):  # else with the next pin
             if self._lease and self._lease.is_over:
                 self._say_all()
 
     def _append(self, lines: str) -> None:
-        with self._path.open("ab") as file:  # closed each time: a network filesystem shows it to others then
+        # closed each time: a network filesystem shows it to others then
+        with named_errors("pin files in", self._path), self._path.open("ab") as file:
             self._said_bytes += file.write(lines.encode())
 
 
@@ -129,6 +137,12 @@ def _is_near(owner: Owner) -> bool:
     me = Owner.this_process(token="", epoch=0, purpose="", ttl_s=0.0)
     near = (me.host, me.boot, me.pid_namespace)
     return all(near) and (owner.host, owner.boot, owner.pid_namespace) == near
+
+
+def _withdraw(path: Path, lease: Lease | None) -> None:
+    if lease:
+        path.unlink(missing_ok=True)
+        lease.release()
 
 
 def _lease_of(path: Path) -> Path:

@@ -83,11 +83,12 @@ class Room:
         """Why a unit does not fit, and what holds the space."""
         limit = f"its budget of {say_size(self._budget)}"
         hint = "end what reads there, raise the budget, or choose a folder on a larger disk"
+        free = self._free()
+        if not self._budget or free < unit.bytes + _SPARE_BYTES:
+            limit = f"a disk with {say_size(free)} free"
+            hint = "free space there or choose another folder"
         if not self._budget:
-            limit = f"a disk with {say_size(self._free())} free"
-            hint = (
-                "free space there or choose another folder; with a budget the longest unused files give way"
-            )
+            hint += "; with a budget the longest unused files give way"
         return CacheFullError(
             f"{unit.files[0].url} ({say_size(unit.bytes)}) does not fit into {self._shelf.folder}: "
             f"{say_size(short)} too much for {limit}; it holds {self._held(unit)}",

@@ -96,8 +96,8 @@ class Shelf:
         os.rename(record, self._record_path(unit.key))
 
     def touch(self, key: str) -> None:
-        """It is used now."""
-        with suppress(FileNotFoundError):
+        """It is used now: a hint to the evictor, not worth an error."""
+        with suppress(OSError):
             os.utime(self._record_path(key))
 
     def record(self, key: str) -> Record | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from stoker.errors import StorageError, UsageError
+from stoker.errors import ChangedError, StorageError, UsageError
 from stoker.storage import Entry, join_url, local_path, new_file, open_store, split_url
 
 
@@ -63,6 +65,58 @@ def test_the_version_of_a_file_changes_with_it(tmp_path: Path) -> None:
     while store.stat("x").version == before:  # until the clock of the filesystem has moved
         store.write("x", b"2")
     assert store.stat("x") == Entry(path="x", bytes=1, version=store.stat("x").version)
+
+
+def test_a_listing_does_not_follow_links_out_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/latest").symlink_to(tmp_path / "elsewhere")
+    assert list(open_store(tmp_path / "folder").list()) == []
+
+
+def test_an_object_that_is_replaced_is_not_read_as_one_with_its_successor() -> None:
+    versions = [bytes([n]) * (10 << 20) for n in (1, 2)]
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.answer()
+
+        def do_GET(self) -> None:
+            self.answer()
+
+        def answer(self) -> None:
+            data, tag = versions[0], f'"{versions[0][0]}"'
+            changed = self.headers.get("If-Match", tag) != tag
+            start, _, end = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
+            body = b"" if changed else data[int(start) : int(end) + 1 if end else None]
+            self.send_response(412 if changed else 206 if "Range" in self.headers else 200)
+            self.send_header("ETag", tag)
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with open_store(f"http://127.0.0.1:{server.server_port}").open("x") as file:
+            assert file.read(5) == versions[0][:5]
+            del versions[0]
+            with pytest.raises(ChangedError, match="changed while it was read"):
+                file.read()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_an_unknown_scheme_names_the_known_ones() -> None:

@@ -142,11 +142,18 @@ class LocalStore:
         self.url = str(root)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
+        """Folders that are links are left alone: who deletes what is listed must not follow them."""
+        return self._walk(prefix, through_links=False)
+
+    def list_through_links(self) -> Iterator[Entry]:
+        return self._walk("", through_links=True)
+
+    def _walk(self, prefix: str, *, through_links: bool) -> Iterator[Entry]:
         start = self.root / prefix
         if not start.is_dir():
             return
-        for folder, names, files in os.walk(start, onerror=_raise_unreadable):
-            names.sort()
+        for folder, names, files in os.walk(start, onerror=_raise_unreadable, followlinks=through_links):
+            names[:] = sorted(name for name in names if not _leads_back(folder, name))
             for name in sorted(files):
                 path = (Path(folder) / name).relative_to(self.root)
                 yield self.stat(path.as_posix())
@@ -238,8 +245,7 @@ class ObjectStore:
         return Entry(path=path, bytes=meta["size"], version=_version(meta))
 
     def open(self, path: str) -> BinaryIO:
-        size = self.stat(path).bytes
-        return io.BufferedReader(_RangeReader(self, path, size), buffer_size=_RANGE_BYTES)
+        return io.BufferedReader(_RangeReader(self, self.stat(path)), buffer_size=_RANGE_BYTES)
 
     def read(self, path: str) -> bytes:
         """All of an object, by one request: to open it takes another, for its size."""
@@ -320,11 +326,11 @@ _RANGE_BYTES = 8 << 20
 
 
 class _RangeReader(io.RawIOBase):
-    """A seekable view of one object, read by ranges."""
+    """A seekable view of one object, read by ranges; all of them of the version that was opened."""
 
-    def __init__(self, store: ObjectStore, path: str, size: int) -> None:
+    def __init__(self, store: ObjectStore, entry: Entry) -> None:
         super().__init__()
-        self._store, self._path, self._size, self._at = store, path, size, 0
+        self._store, self._entry, self._at = store, entry, 0
 
     def readable(self) -> bool:
         return True
@@ -336,15 +342,15 @@ class _RangeReader(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._entry.bytes}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:  # any writable buffer
-        length = min(len(buffer), self._size - self._at)
+        length = min(len(buffer), self._entry.bytes - self._at)
         if length <= 0:
             return 0
-        data = self._store.read_range(self._path, self._at, length)
+        data = self._store.read_range(self._entry.path, self._at, length, version=self._entry.version)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -366,6 +372,14 @@ def _skips_signature() -> bool:
 def _wants_http(url: str) -> bool:
     endpoints = (os.environ.get("AWS_ENDPOINT_URL", ""), os.environ.get("AWS_ENDPOINT", ""), url)
     return any(endpoint.startswith("http://") for endpoint in endpoints)
+
+
+def _leads_back(folder: str, name: str) -> bool:
+    """Whether a link leads to a folder that it lies in."""
+    path = os.path.join(folder, name)
+    if not os.path.islink(path):
+        return False
+    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
 
 
 def _raise_unreadable(error: OSError) -> None:

@@ -56,6 +56,17 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     ]
 
 
+def test_folders_that_are_links_belong_to_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "elsewhere/deep/b").write_bytes(b"22")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a").write_bytes(b"1")
+    (tmp_path / "folder/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/deep/back").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "folder/here").symlink_to(".")
+    assert [file.name for file in resolve(str(tmp_path / "folder")).files] == ["a", "link/deep/b"]
+
+
 def test_a_file_is_itself(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     (file,) = resolve((tmp_path / "a").as_uri()).files

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from stoker.errors import StorageError, UsageError
 from stoker.storage import (
     Entry,
+    LocalStore,
     ObjectStore,
     Store,
     is_local,
@@ -139,7 +140,8 @@ def _resolve_store(url: str) -> Collection:
         return _dataset(root, data)
     if not url.endswith("/") and (entry := _stat_file(root)):
         return Collection(url=root, kind="file", files=(_remote(split_url(root)[0], entry),))
-    files = tuple(_remote(root, entry) for entry in _without_folders(list(store.list())))
+    listed = store.list_through_links() if isinstance(store, LocalStore) else store.list()
+    files = tuple(_remote(root, entry) for entry in _without_folders(list(listed)))
     if not files:
         raise StorageError(
             f"there is nothing at {url}", hint="check the name; a prefix must hold at least one file"

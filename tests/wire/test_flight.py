@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import threading
+from collections import Counter
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +17,7 @@ from raw_server import Server, answering, plain
 
 from stoker.errors import BadShardError, ChangedError, StorageError
 from stoker.wire import flight
+from stoker.wire.http import Connection
 from stoker.wire.origin import RemoteFile
 from stoker.wire.wire import Wire
 
@@ -183,3 +187,19 @@ def test_a_wire_that_is_closed_waits_for_no_answer() -> None:
         stack.callback(closer.join)
         with pytest.raises(StorageError, match="closed"):
             wire.fetch_small(files_at(server, 50), deliver=lambda landed: None)
+
+
+def test_a_process_that_may_open_few_files_is_content_with_few_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect, asked = Connection._begin_another, Counter[str]()
+
+    def connect_twice(self: Connection, place: Any) -> socket.socket:
+        asked["times"] += 1
+        if asked["times"] > 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return connect(self, place)
+
+    monkeypatch.setattr(Connection, "_begin_another", connect_twice)
+    with answering(lambda path, times: (plain(BODY), False)) as server:
+        assert len(fetch(files_at(server, 100))) == 100

@@ -89,14 +89,14 @@ class Course:
         self.ready_at = 0.0
         self._name, self._means = name, means
         self._tries = 0
-        self._moved_at = time.monotonic()
+        self._failing_since = 0.0
         self._failed = threading.Event()
         self._readers: set[Held] = set()
 
     def landed(self, count: int) -> None:
-        self._tries, self._moved_at = 0, time.monotonic()
+        self._tries = 0
         with self._means.lock:
-            if self._means.pace.landed(count, now=self._moved_at):
+            if self._means.pace.landed(count, now=time.monotonic()):
                 self._means.wake()
 
     def trouble(self, error: Exception) -> None:
@@ -104,7 +104,9 @@ class Course:
         now = time.monotonic()
         if self.error:
             return  # it was interrupted
-        if now - self._moved_at > self._means.patience_s:
+        # not since something last came: a job that was suspended meanwhile has not tried
+        self._failing_since = self._failing_since if self._tries else now
+        if now - self._failing_since > self._means.patience_s:
             self.fail(_out_of_patience(self._name, self._means.patience_s, error))
             return
         with self._means.lock:
@@ -127,7 +129,6 @@ class Course:
             wait = self._means.bucket.wait_s(count, now=time.monotonic())
         if wait:
             self._failed.wait(wait)
-            self._moved_at = time.monotonic()
 
     def enter(self, reader: Held) -> None:
         with self._means.lock:

@@ -328,6 +328,9 @@ def test_a_hub_repository_is_found_offline_by_the_hubs_own_library(
         assert ran.rc == 0, ran.stderr
         plain = run_stoker("stage", "hf://datasets/org/name@v2", "--cache", tmp_path / "plain", env=env)
         assert plain.rc == 0, plain.stderr
+        url = f"hf://datasets/org/name@v2/{LARGE}"
+        one = run_stoker("stage", url, "--cache", tmp_path / "plain", "--json", env=env)
+        assert Path(json.loads(one.stdout)[0]["path"]).read_bytes() == HUB_FILES[LARGE]
     find = (
         "from huggingface_hub import snapshot_download as find; "
         "print(find('org/name', repo_type='dataset', revision='v2'))"

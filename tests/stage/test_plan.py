@@ -15,6 +15,7 @@ from stoker.stage.plan import (
     evictions,
     folder_of,
     in_order,
+    is_one_file,
     safe_parts,
     units_of,
 )
@@ -166,6 +167,20 @@ def test_a_hub_repository_lies_by_its_commit():
     repo = collection([1], url="hf://datasets/org/name@v2", kind="hub", revision="abc")
     assert folder_of(repo) == "hub/datasets/org/name/abc"
     assert folder_of(repo, hub_cache=True) == "datasets--org--name/snapshots/abc"
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "is_one"),
+    [
+        ("hf://org/name/a/c.bin", "c.bin", True),
+        ("hf://org/name@abc/a/c.bin", "c.bin", True),
+        ("hf://org/name/a", "c.bin", False),
+        ("hf://org/name", "a/c.bin", False),
+    ],
+)
+def test_a_file_of_a_hub_repository_is_one_file(url, name, is_one):
+    file = RemoteFile(name=name, url="hf://org/name@abc/a/c.bin", bytes=1)
+    assert is_one_file(Collection(url=url, kind="hub", files=(file,), revision="abc")) is is_one
 
 
 def test_a_part_of_a_hub_repository_lies_where_the_whole_would_have_it():

@@ -29,7 +29,7 @@ from stoker.formats.sizes import parse_size
 from stoker.stage.fetch import Fetcher, Stopped
 from stoker.stage.near import Near
 from stoker.stage.pins import Pins
-from stoker.stage.plan import Unit, folder_of, units_of
+from stoker.stage.plan import Unit, folder_of, is_one_file, units_of
 from stoker.stage.preload import PRELOADS, Preload, make_preload
 from stoker.stage.room import Room
 from stoker.stage.shelf import Shelf
@@ -107,7 +107,7 @@ class Cache:
     def local_path(self, url: str | Path) -> Path:
         """One file, by its own URL, on this node."""
         near = self.at(url)
-        if near.collection.kind != "file":
+        if not is_one_file(near.collection):
             raise UsageError(f"{url} is not one file", hint="use `cache.at(url)` for a dataset or a folder")
         return near.local_path(near.collection.files[0].name)
 

@@ -119,6 +119,14 @@ def folder_of(collection: Collection, *, hub_cache: bool = False) -> str:
     return "/".join([parts.scheme, *safe_parts(f"{parts.netloc.rpartition('@')[2]}/{path}"), *tail])
 
 
+def is_one_file(collection: Collection) -> bool:
+    """Whether its URL names a file, and not a folder, also one with a single file in it."""
+    if collection.kind != "hub":
+        return collection.kind == "file"
+    place = parse_hub(collection.url)
+    return any(parse_hub(file.url).path == place.path for file in collection.files)
+
+
 def hub_cache_folder(place: HubPath) -> str:
     """The folder of a repository in a Hugging Face cache: `models--org--name`."""
     return f"{place.kind}s--{place.repo.replace('/', '--')}"
@@ -131,13 +139,12 @@ def safe_parts(path: str) -> list[str]:
 
 def _above(collection: Collection, path: str) -> str:
     """The folder: a single file lies in the one its path names."""
-    return path.rpartition("/")[0] if collection.kind == "file" else path
+    return path.rpartition("/")[0] if is_one_file(collection) else path
 
 
 def _hub_folder(collection: Collection, *, hub_cache: bool) -> str:
     place = parse_hub(collection.url)
-    whole = any(parse_hub(file.url).path == place.path for file in collection.files)  # one file, not a folder
-    below = safe_parts(place.path.rpartition("/")[0] if whole else place.path)
+    below = safe_parts(_above(collection, place.path))
     if hub_cache:  # as huggingface_hub lays it out, so that its readers find it offline
         return "/".join([hub_cache_folder(place), "snapshots", collection.revision, *below])
     return "/".join(["hub", f"{place.kind}s", *safe_parts(place.repo), collection.revision, *below])

@@ -12,7 +12,7 @@ from typing import Protocol
 from stoker.errors import UsageError
 from stoker.stage.cache import Cache
 from stoker.stage.near import Near, inode
-from stoker.stage.plan import Unit, hub_cache_folder, in_order
+from stoker.stage.plan import Unit, hub_cache_folder, in_order, is_one_file
 from stoker.storage import new_file
 from stoker.wire.hub import parse_hub
 
@@ -161,8 +161,7 @@ def parse_share(text: str) -> tuple[int, int]:
 
 
 def _place(near: Near) -> Path:
-    single = near.collection.kind == "file"
-    return near.folder / near.collection.files[0].name if single else near.folder
+    return near.folder / near.collection.files[0].name if is_one_file(near.collection) else near.folder
 
 
 def _write_ref(near: Near) -> None:

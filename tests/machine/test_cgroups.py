@@ -8,6 +8,7 @@ import pytest
 
 from stoker.machine.cgroup import read_cgroup
 from stoker.machine.files import Files
+from stoker.machine.memory import free_bytes
 from stoker.machine.plain import Unknown
 
 if TYPE_CHECKING:
@@ -108,3 +109,19 @@ def test_a_container_that_sees_a_path_of_the_host_takes_the_root(tmp_path: Path)
 @pytest.mark.parametrize("files", [{}, {"/proc/self/cgroup": "0::/"}], ids=["no proc", "no mounts"])
 def test_without_proc_everything_is_unknown(files: dict[str, str], tmp_path: Path) -> None:
     assert isinstance(read_cgroup(lay(tmp_path, files)).memory_limit_bytes, Unknown)
+
+
+@pytest.mark.parametrize(("limit", "free"), [("max", 9 * GIB), (str(4 * GIB), 3 * GIB), (str(GIB // 2), 0)])
+def test_free_is_what_machine_and_container_both_have(limit: str, free: int, tmp_path: Path) -> None:
+    files = lay(
+        tmp_path,
+        V2_MOUNT
+        | {
+            "/proc/self/cgroup": "0::/",
+            "/proc/meminfo": f"MemTotal: {16 * GIB >> 10} kB\nMemAvailable: {9 * GIB >> 10} kB",
+            "/sys/fs/cgroup/memory.max": limit,
+            "/sys/fs/cgroup/memory.current": str(GIB),
+            "/sys/fs/cgroup/memory.stat": "inactive_file 0",
+        },
+    )
+    assert free_bytes(files) == free

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import random
 import struct
 from contextlib import suppress
@@ -13,13 +15,15 @@ import pytest
 import xxhash
 
 import stoker
-from stoker.errors import BadShardError
+from stoker.errors import BadShardError, StorageError
 from stoker.formats.checksums import hash_file
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.stage import digest
 from stoker.stage.digest import BlockDigests
 from stoker.stage.landing import landing
 from stoker.stage.part import SLICE_BYTES, Part
 from stoker.stage.plan import Unit
+from stoker.stage.run import stage
 from stoker.storage import LocalStore
 from stoker.wire.origin import RemoteFile
 
@@ -125,9 +129,9 @@ def test_a_file_that_got_its_name_just_before_its_owner_died(good, tmp_path):
 
 
 def test_digests_of_another_number_of_blocks_are_not_used(tmp_path):
-    digest = f"xxh3:{xxhash.xxh3_64_hexdigest(DATA)}"
+    known = f"xxh3:{xxhash.xxh3_64_hexdigest(DATA)}"
     fewer = replace(BLOCKS, data=BLOCKS.data[8:])
-    unit = replace(UNIT, files=(replace(FILE, digest=digest),), blocks=fewer)
+    unit = replace(UNIT, files=(replace(FILE, digest=known),), blocks=fewer)
     part = Part(tmp_path / "p", unit, root=tmp_path)
     land(part, whole())
     part.close()
@@ -190,3 +194,42 @@ def test_digests_that_were_damaged_here_are_not_used(tmp_path):
         path = near.local_path("blocks.xxh3")
         path.write_bytes(bytes(path.stat().st_size))
         assert near.local_path("1.bin").read_bytes() == DATA
+
+
+def test_what_is_damaged_on_the_disk_is_not_preloaded_and_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.stage.preload.shm_folder", lambda: tmp_path / "shm")
+    folder = write_set(tmp_path / "set", block_bytes=SLICE_BYTES)
+    path = stoker.fetch(str(folder), cache=tmp_path / "cache") / "1.bin"
+    with path.open("r+b") as file:
+        file.write(b"damaged")
+    with stoker.Cache(tmp_path / "cache", preload="shm") as cache:
+        near = cache.at(folder)
+        assert near.local_path("1.bin") == path
+        near.refetch("1.bin", damaged=path.stat().st_ino)
+    assert path.read_bytes() == DATA
+
+
+def test_a_file_that_the_disk_cannot_read_any_more_is_damaged(tmp_path, monkeypatch):
+    folder = write_set(tmp_path / "set", block_bytes=SLICE_BYTES)
+    lost = stoker.fetch(str(folder), cache=tmp_path / "cache") / "1.bin"
+    inode, read = lost.stat().st_ino, digest._digest_of_file
+
+    def fail(path, kind):
+        if path.stat().st_ino == inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path, kind)
+
+    monkeypatch.setattr(digest, "_digest_of_file", fail)
+    with stoker.Cache(tmp_path / "cache") as cache:
+        assert stage(str(folder), cache, doubt=cache.shelf.damaged).damaged == ("1.bin",)
+    assert lost.stat().st_ino != inode
+    assert lost.read_bytes() == DATA
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    def fail(path, kind):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(digest, "_digest_of_file", fail)
+    with pytest.raises(StorageError, match="x: Permission denied"):
+        digest.is_sound(tmp_path / "x", "xxh3:0")

@@ -17,9 +17,8 @@ from functools import cache
 import numpy as np
 
 from stoker.load.pool import NativePool
-from stoker.machine.cgroup import read_cgroup
 from stoker.machine.files import Files
-from stoker.machine.host import read_memory
+from stoker.machine.memory import free_bytes
 from stoker.reading.chunks import Run
 from stoker.reading.engines import PAGE, Bytes
 
@@ -87,11 +86,7 @@ class PageCache:
 
 def spare_memory() -> int:
     """Bytes of the page cache that may be held in memory: of what the machine and its container have left."""
-    memory, group = read_memory(Files()), read_cgroup(Files())
-    free = [memory.available_bytes] if isinstance(memory.available_bytes, int) else [0]
-    if isinstance(group.memory_limit_bytes, int) and isinstance(group.memory_used_bytes, int):
-        free.append(group.memory_limit_bytes - group.memory_used_bytes)
-    return max(0, min(free)) // _SHARE
+    return free_bytes(Files()) // _SHARE
 
 
 def _map(file: int) -> _Mapped:

@@ -7,6 +7,7 @@ back and hashing took a core 0.26 s per GB with xxh3 and 0.95 s with sha256, fro
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -18,7 +19,11 @@ from typing import Any
 import xxhash
 
 from stoker.errors import UsageError
+from stoker.storage import named_errors
 
+# What a disk or filesystem says of a file that it has lost: EUCLEAN and EBADMSG of one that finds its own
+# checksums wrong.
+_DAMAGED = (errno.ENOENT, errno.EIO, errno.EUCLEAN, errno.EBADMSG)
 _READ_BYTES = 1 << 20  # stays in the second-level cache between the read and the hash
 
 
@@ -44,15 +49,22 @@ def digest_of(data: memoryview | bytes, like: str) -> str:
 
 
 def is_sound(path: Path, expected: str) -> bool:
-    """Whether a file has this digest; any has none."""
-    if not expected:
-        return True
-    kind = expected.partition(":")[0]
+    """Whether a file can be read and has this digest; any has none."""
+    try:
+        return not expected or _digest_of_file(path, expected.partition(":")[0]) == expected
+    except OSError as error:
+        if error.errno in _DAMAGED:
+            return False
+        with named_errors("read", path):
+            raise
+
+
+def _digest_of_file(path: Path, kind: str) -> str:
     running, buffer = new_digest(kind, path.stat().st_size), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
         while got := file.readinto(buffer):
             running.update(buffer[:got])
-    return f"{kind}:{running.hexdigest()}" == expected
+    return f"{kind}:{running.hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from stoker.errors import CacheFullError
+from stoker.errors import StokerError
+from stoker.machine.files import Files
+from stoker.machine.memory import free_bytes
 from stoker.stage.fetch import Fetcher
 from stoker.stage.pins import Pins
 from stoker.stage.plan import Unit
@@ -86,8 +88,11 @@ class Shm:
         self._pins.add(near.key)
         try:
             self._fetcher.bring(near)
-        except CacheFullError:
+        except BaseException as error:
             self._pins.drop(near.key)
+            if not isinstance(error, StokerError):
+                raise
+            # no room; or it is damaged on the disk: who reads it there finds out, and has it brought again
             return root / unit.folder / name
         return self._shelf.path_of(near, name)
 
@@ -100,11 +105,8 @@ class Shm:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Memory that can be had without swapping, or being killed for what a container may not have."""
+    return free_bytes(Files())
 
 
 def shm_folder() -> Path:

@@ -83,13 +83,7 @@ class Shelf:
 
     def damaged(self, unit: Unit) -> list[str]:
         """Files of a published unit that are not what they were, by their digests: reads all of them."""
-        return [file.name for file in unit.files if not self._is_sound(unit, file)]
-
-    def _is_sound(self, unit: Unit, file: RemoteFile) -> bool:
-        try:
-            return is_sound(self.path_of(unit, file.name), file.digest)
-        except FileNotFoundError:
-            return False
+        return [file.name for file in unit.files if not is_sound(self.path_of(unit, file.name), file.digest)]
 
     def add(self, unit: Unit, record: Path) -> None:
         """The unit's files have their names: now others may know. `record` is moved to its place."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from stoker.errors import ChangedError, StorageError, UsageError, require
+from stoker.errors import ChangedError, DeniedError, StorageError, UsageError, require
 
 _OBJECT_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https"}
 
@@ -300,7 +300,8 @@ class ObjectStore:
                 raise ChangedError(
                     f"{join_url(self.url, path)} changed while it was read: {reason}", hint="read it again"
                 ) from error
-            raise StorageError(
+            denied = isinstance(error, self._obstore.exceptions.PermissionDeniedError)
+            raise (DeniedError if denied else StorageError)(
                 f"cannot {verb} {join_url(self.url, path)}: {reason}",
                 hint=f"check the name and {_credentials(self.url)}",
             ) from error
@@ -377,9 +378,7 @@ def _wants_http(url: str) -> bool:
 def _leads_back(folder: str, name: str) -> bool:
     """Whether a link leads to a folder that it lies in."""
     path = os.path.join(folder, name)
-    if not os.path.islink(path):
-        return False
-    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
+    return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
 
 
 def _raise_unreadable(error: OSError) -> None:

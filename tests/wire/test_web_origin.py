@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from raw_server import answering, plain
 
-from stoker.errors import BadManifestError, StorageError
+from stoker.errors import BadManifestError, DeniedError, StorageError
 from stoker.wire import origin
 from stoker.wire.client import Client, Exchange
 from stoker.wire.http import Address, NetworkError
@@ -82,3 +82,21 @@ def test_an_answer_that_is_not_http_is_asked_for_again(head: bytes) -> None:
 
     with answering(answer) as server:
         assert resolve(f"{server.url}/file").bytes == 1
+
+
+def test_a_file_of_a_bucket_that_may_not_be_listed_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+    facts = 'ETag: "1"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n'
+
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        is_there = path == "/bucket/data/file.bin"
+        return (plain(b"12345", more=facts).removesuffix(b"12345") if is_there else denied), False
+
+    with answering(answer) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+            monkeypatch.setenv(name, "x")
+        (file,) = resolve("s3://bucket/data/file.bin").files
+        assert (file.name, file.bytes) == ("file.bin", 5)
+        with pytest.raises(DeniedError, match="s3://bucket/data"):
+            resolve("s3://bucket/data")

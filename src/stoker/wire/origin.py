@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import StorageError, UsageError
+from stoker.errors import DeniedError, StorageError, UsageError
 from stoker.storage import (
     Entry,
     LocalStore,
@@ -136,8 +136,12 @@ def _resolve_store(url: str) -> Collection:
     if root.endswith(f"/{_MANIFEST}"):
         root = root.removesuffix(f"/{_MANIFEST}")
     store = open_store(root)
-    if data := _read_manifest(store):
-        return _dataset(root, data)
+    try:
+        if data := _read_manifest(store):
+            return _dataset(root, data)
+    except DeniedError:  # who may not list a bucket is told so of all that is not there: it may be a file
+        if url.endswith("/"):
+            raise
     if not url.endswith("/") and (entry := _stat_file(root)):
         return Collection(url=root, kind="file", files=(_remote(split_url(root)[0], entry),))
     listed = store.list_through_links() if isinstance(store, LocalStore) else store.list()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from leases.holders import fall_silent, holding, take
+from leases.holders import fall_silent, holding, take, wait_for
 from stoker.errors import LeaseLostError, StorageError
-from stoker.leases.lease import Claim, Lease
+from stoker.leases.lease import Claim, Lease, _Heart
 from stoker.leases.owner import Owner
 
 if TYPE_CHECKING:
@@ -327,3 +327,18 @@ def test_a_file_in_the_place_of_the_folder_is_named(path: Path) -> None:
     path.write_text("something else")
     with pytest.raises(StorageError, match=r"cannot take the lease .*corpus\.lease: Not a directory"):
         Claim(path).try_take()
+
+
+def test_a_lease_that_nobody_could_renew_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_Heart, "_all", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            Claim(path).try_take()
+    assert left(path) == []
+    with take(Claim(path, ttl_s=SHORT_S)) as lease:
+        before = lease._renewed_at
+        wait_for(lambda: lease if lease._renewed_at > before else None, "a heartbeat")

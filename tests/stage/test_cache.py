@@ -452,3 +452,17 @@ def test_a_file_that_became_a_folder_at_its_origin_is_told_what_is_in_the_way(or
     (whole / "late").unlink()
     again = stoker.fetch(str(origin), cache=tmp_path / "cache")
     assert (again / "late" / "inner").read_bytes() == b"in a folder"
+
+
+def test_without_a_thread_to_prefetch_files_come_when_they_are_used(origin, near_of, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(self):
+        if self.name == "stoker-prefetch":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    near = near_of(origin)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    near.prefetch()
+    assert near.local_path("big-0").exists()

@@ -158,3 +158,27 @@ def test_carving_takes_what_lies_within_and_leaves_the_rest(
     without = sorted(at for a, b in outside for at in range(a, b))
     assert within == [at for at in points if start <= at < stop]
     assert without == [at for at in points if not start <= at < stop]
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_as_many_lanes_work_as_a_container_allows_threads(
+    allowed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, start, started = os.urandom(40 * SLICE_BYTES), threading.Thread.start, []
+
+    def limited(self: threading.Thread) -> None:
+        if len(started) == allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    (tmp_path / "x").write_bytes(data)
+    sink = Memory(len(data))
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with Wire() as wire:
+        if allowed:
+            wire.fetch(the_file(tmp_path / "x"), missing=[(0, len(data))], sink=sink)
+            assert sink.data == data
+        else:
+            with pytest.raises(RuntimeError, match="new thread"):
+                wire.fetch(the_file(tmp_path / "x"), missing=[(0, len(data))], sink=sink)

@@ -94,7 +94,11 @@ class Claim:
 
     def _begin(self, owner: Owner, *, previous: Owner | None = None, previous_is_dead: bool = False) -> Lease:
         self._seen = None
-        lease = Lease(self.path, owner=owner, previous=previous, previous_is_dead=previous_is_dead)
+        try:
+            lease = Lease(self.path, owner=owner, previous=previous, previous_is_dead=previous_is_dead)
+        except BaseException:  # nobody would renew it
+            seat.leave(self.path, owner)
+            raise
         seat.remove_leftovers(self.path)
         return lease
 
@@ -221,10 +225,11 @@ class _Heart:
 
     def add(self, lease: Lease) -> None:
         with self._changed:
-            self._due_at[lease] = time.monotonic() + lease.beat_s
             if self._thread is None:
-                self._thread = threading.Thread(target=self._beat, name="stoker-leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._beat, name="stoker-leases", daemon=True)
+                thread.start()  # or not, where a container allows no more: then the next lease tries again
+                self._thread = thread
+            self._due_at[lease] = time.monotonic() + lease.beat_s
             self._changed.notify()
 
     def remove(self, lease: Lease) -> None:

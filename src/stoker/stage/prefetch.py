@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from stoker.errors import CacheFullError, StokerError
 from stoker.stage.plan import Unit
@@ -36,8 +37,9 @@ class Prefetcher:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             for _ in range(min(self._at_once - len(self._threads), len(units))):
                 thread = threading.Thread(target=self._run, name="stoker-prefetch", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                with suppress(RuntimeError):  # no more threads may be started: readers fetch what they need
+                    thread.start()
+                    self._threads.append(thread)
             self._moved.notify_all()
 
     def moved_on(self) -> None:

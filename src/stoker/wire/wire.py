@@ -129,8 +129,8 @@ class Wire:
     def _carry_out(self, transfer: Transfer) -> None:
         with self._means.lock:
             self._transfers.append(transfer)
-            self._call_lane()
             try:
+                self._call_lane()
                 self._wait_for(transfer)
             except BaseException as error:
                 transfer.course.fail(
@@ -156,9 +156,17 @@ class Wire:
             if self._idle:
                 self._work.notify()
             elif len(self._threads) < self._means.pace.lanes:
-                thread = threading.Thread(target=self._run, name=f"wire-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_lane()
+
+    def _start_lane(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"wire-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # a container may have so many threads and no more: the lanes there are go on
+            if not self._threads:
+                raise
+            return
+        self._threads.append(thread)
 
     def _run(self) -> None:
         lane = Lane()

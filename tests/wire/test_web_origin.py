@@ -100,3 +100,10 @@ def test_a_file_of_a_bucket_that_may_not_be_listed_is_a_file(monkeypatch: pytest
         assert (file.name, file.bytes) == ("file.bin", 5)
         with pytest.raises(DeniedError, match="s3://bucket/data"):
             resolve("s3://bucket/data")
+
+
+def test_a_server_that_answers_any_address_with_the_file_is_not_read_to_its_end() -> None:
+    """Scripts that serve downloads leave it open what follows their name: the file would fill the memory."""
+    endless = b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n" + bytes(100_000)
+    with answering(lambda path, times: (endless, False)) as server:
+        assert resolve(f"{server.url}/file").bytes == 999_999_999_999

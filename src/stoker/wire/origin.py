@@ -220,10 +220,9 @@ def _get_manifest(client: Client, url: str) -> bytes:
     def read(answer: Answer, exchange: Exchange) -> bytes:
         if is_busy(answer):  # else a page with a list of the dataset's files would be staged in its place
             refuse(answer, exchange.text(), url=url)
-        return exchange.body() if answer.status == 200 else b""
+        return exchange.body(begins_with=b"{") if answer.status == 200 else b""
 
-    data = _ask(client, url, read)
-    return data if data.lstrip().startswith(b"{") else b""
+    return _ask(client, url, read)
 
 
 def _get_facts(client: Client, url: str) -> RemoteFile:

@@ -159,7 +159,8 @@ class Shelf:
 
     def leftovers(self) -> Iterator[str]:
         """Keys of units whose part, lease or half-removed record nobody may come back for."""
-        yield from (path.name for path in entries(self._made("leases")))
+        # not of one that somebody is just making
+        yield from (path.name for path in entries(self._made("leases")) if path.suffix != ".new")
         yield from (path.name for path in entries(self._made("parts")) if self._is_forgotten(path.name))
         for path in entries(self._made("units")):
             if path.suffix == ".going":

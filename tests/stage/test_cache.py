@@ -466,3 +466,32 @@ def test_without_a_thread_to_prefetch_files_come_when_they_are_used(origin, near
     monkeypatch.setattr(threading.Thread, "start", refuse)
     near.prefetch()
     assert near.local_path("big-0").exists()
+
+
+@pytest.mark.parametrize("folder", [True, 5, b"x"])
+def test_what_is_no_folder_is_not_made_one(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="not a folder for a cache"):
+        stoker.Cache(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1.0])
+def test_a_lease_that_nobody_could_hold_is_refused(ttl_s, tmp_path):
+    with pytest.raises(UsageError, match="lets nobody hold a lease"):
+        stoker.Cache(tmp_path, ttl_s=ttl_s)
+
+
+def test_a_cache_is_not_staged_into_itself(origin, tmp_path):
+    with pytest.raises(UsageError, match="lies in"):
+        stoker.fetch(str(origin), cache=origin / "cache")
+    assert stoker.fetch(str(origin / "deep"), cache=origin / "cache").is_dir()
+
+
+def test_sweeping_leaves_a_lease_alone_that_is_just_being_made(origin, near_of):
+    cache = near_of(origin).cache
+    making = cache.shelf.lease_path("x").with_name("x.0123456789abcdef.new")
+    making.mkdir()
+    inode = making.stat().st_ino
+    cache.room.sweep()
+    assert making.stat().st_ino == inode

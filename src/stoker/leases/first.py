@@ -76,6 +76,8 @@ def first_rank(
     """
     if per not in ("node", "job"):
         raise UsageError(f"per={per!r} is unknown", hint="use 'node' or 'job'")
+    if not ttl_s > 0:
+        raise UsageError(f"ttl_s={ttl_s!r} lets nobody hold a lease", hint="give some seconds, as 10")
     world = World.from_environ()
     size, rank = (world.local_size, world.local_rank) if per == "node" else (world.size, world.rank)
     if run and world.launcher == "single":

@@ -69,6 +69,10 @@ class Cache:
     ) -> None:
         if preload not in PRELOADS:
             raise UsageError(f"preload={preload!r} is unknown", hint="use 'page-cache' or 'shm'")
+        if not isinstance(folder, (str, os.PathLike, type(None))):  # cache=True would be a folder called True
+            raise UsageError(f"{folder!r} is not a folder for a cache", hint="give its path, or nothing")
+        if not ttl_s > 0:
+            raise UsageError(f"ttl_s={ttl_s!r} lets nobody hold a lease", hint="give some seconds, as 10")
         self._options: dict[str, Any] = {  # to be made again in another process
             "budget": budget,
             "limit_rate": limit_rate,
@@ -99,6 +103,11 @@ class Cache:
         """The files of a dataset, folder, hub repository or single file, brought near as they are used."""
         self.check_process()
         found = url if isinstance(url, Collection) else resolve(_absolute(url))
+        if found.kind == "folder" and is_local(found.url) and _is_within(self.folder, Path(found.url)):
+            raise UsageError(
+                f"the cache {self.folder} lies in {found.url}, and would be staged into itself",
+                hint="choose a cache folder elsewhere, or stage a folder below",
+            )
         folder = folder_of(found, hub_cache=self.hub_cache)
         near = Near(self, found, units_of(found, folder=folder), folder=self.folder / folder)
         self._near.append(near)
@@ -202,6 +211,10 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _reopen(folder: Path, options: dict[str, Any]) -> Cache:
     return Cache(folder, **options)
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _absolute(url: str | Path) -> str:

@@ -56,22 +56,26 @@ class Prefetcher:
             thread.join()
 
     def _run(self) -> None:
-        while unit := self._next():
+        while units := self._next():
+            unit, others = units
             try:
                 self._bring(unit)
             except CacheFullError:
-                self._wait_for_room(unit)
+                self._wait_for_room(unit, others)
             except StokerError:
                 continue
 
-    def _next(self) -> Unit | None:
+    def _next(self) -> tuple[Unit, deque[Unit]] | None:
         with self._moved:
-            return self._units.popleft() if self._units and not self._closed else None
+            units = self._units
+            return (units.popleft(), units) if units and not self._closed else None
 
-    def _wait_for_room(self, unit: Unit) -> None:
-        """It goes first when something may have given way."""
+    def _wait_for_room(self, unit: Unit, others: deque[Unit]) -> None:
+        """It goes first when something may have given way, unless another order holds meanwhile."""
         with self._moved:
-            self._units.appendleft(unit)
+            others.appendleft(unit)
+            if others is not self._units:
+                return
             self._moved.wait_for(lambda: self._closed, _NOT_AT_ONCE_S)
-            if not self._closed:
+            if not self._closed and others is self._units:
                 self._moved.wait(_LOOK_AGAIN_S)

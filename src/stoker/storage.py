@@ -121,7 +121,7 @@ def named_errors(verb: str, path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _storage_error(error, verb, error.filename or path) from error
+        raise _storage_error(error, verb, error.filename2 or error.filename or path) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -386,6 +386,15 @@ def test_what_does_not_fit_into_memory_is_read_from_the_disk(origin, near_of, mo
     assert near.local_path("big-0") == near.folder / "big-0"
 
 
+def test_a_folder_that_somebody_else_made_in_memory_is_not_believed(origin, near_of, monkeypatch, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "shm").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("stoker.stage.preload.shm_folder", lambda: tmp_path / "shm")
+    near = near_of(origin, preload="shm")
+    with pytest.raises(StorageError, match="belongs to somebody else"):
+        near.local_path("big-0")
+
+
 def test_the_page_cache_can_be_asked(origin, near_of):
     assert near_of(origin, preload="page-cache").local_path("big-0").exists()
 

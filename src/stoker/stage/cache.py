@@ -14,7 +14,6 @@ them.
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from stoker.stage.pins import Pins
 from stoker.stage.plan import Unit, folder_of, is_one_file, units_of
 from stoker.stage.preload import PRELOADS, Preload, make_preload
 from stoker.stage.room import Room
-from stoker.stage.shelf import Shelf
+from stoker.stage.shelf import Shelf, own_folder
 from stoker.storage import is_local, named_errors
 from stoker.storage import local_path as path_behind
 from stoker.wire.origin import Collection, resolve
@@ -201,12 +200,7 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if folder := environ.get("STOKER_CACHE"):
         return path_behind(folder).absolute()
     path = Path(tempfile.gettempdir()) / f"stoker-cache-{os.getuid()}"
-    with named_errors("make the cache folder", path):
-        path.mkdir(mode=0o700, exist_ok=True)
-        facts = path.lstat()
-    if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode):  # anybody may write to /tmp
-        raise StorageError(f"{path} belongs to somebody else", hint="set STOKER_CACHE to a folder of yours")
-    return path
+    return own_folder(path, hint="set STOKER_CACHE to a folder of yours")
 
 
 def _reopen(folder: Path, options: dict[str, Any]) -> Cache:

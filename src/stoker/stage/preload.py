@@ -19,7 +19,7 @@ from stoker.stage.fetch import Fetcher
 from stoker.stage.pins import Pins
 from stoker.stage.plan import Unit
 from stoker.stage.room import Room
-from stoker.stage.shelf import Shelf
+from stoker.stage.shelf import Shelf, own_folder
 from stoker.wire.origin import RemoteFile
 from stoker.wire.wire import Wire
 
@@ -73,7 +73,7 @@ class Shm:
     """Copies of files in a folder that is memory."""
 
     def __init__(self, folder: Path, *, ttl_s: float, keep: bool) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_folder(folder, hint="remove it, or leave preload='shm' out")
         self._shelf, self._keep = Shelf(folder), keep
         lying = sum(record.unit.bytes for record in self._shelf.records())
         facts = os.statvfs(folder)

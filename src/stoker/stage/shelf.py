@@ -15,15 +15,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.errors import StorageError
 from stoker.stage.digest import is_sound
 from stoker.stage.part import entries, reserved_bytes
 from stoker.stage.plan import Unit
+from stoker.storage import named_errors
 from stoker.wire.origin import RemoteFile
 
 _FORGOTTEN_S = 24 * 3600.0  # a part that nobody went on with for a day is given up
@@ -200,6 +203,16 @@ class Shelf:
             while folder != self.folder:
                 folder.rmdir()
                 folder = folder.parent
+
+
+def own_folder(path: Path, *, hint: str) -> Path:
+    """A folder of this user's in a place where anybody may make one: what lies in it is believed."""
+    with named_errors("make the cache folder", path):
+        path.mkdir(mode=0o700, exist_ok=True)
+        facts = path.lstat()
+    if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode):
+        raise StorageError(f"{path} belongs to somebody else", hint=hint)
+    return path
 
 
 def _unit_of(key: str, record: bytes) -> Unit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,8 @@ from stoker.errors import BadManifestError, DeniedError, StorageError
 from stoker.wire import origin
 from stoker.wire.client import Client, Exchange
 from stoker.wire.http import Address, NetworkError
-from stoker.wire.origin import resolve
+from stoker.wire.origin import RemoteFile, resolve
+from stoker.wire.wire import SLICE_BYTES, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,3 +109,24 @@ def test_a_server_that_answers_any_address_with_the_file_is_not_read_to_its_end(
     endless = b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n" + bytes(100_000)
     with answering(lambda path, times: (endless, False)) as server:
         assert resolve(f"{server.url}/file").bytes == 999_999_999_999
+
+
+def test_a_proxy_that_gives_less_than_was_asked_for_is_asked_for_the_rest() -> None:
+    data, got = os.urandom(3 * SLICE_BYTES + 7), {}
+
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        start = (times - 1) * SLICE_BYTES
+        piece = data[start : start + SLICE_BYTES]
+        head = (
+            f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(piece)}\r\nContent-Range: bytes {start}-/"
+        )
+        return f"{head}{len(data)}\r\n\r\n".encode() + piece, False
+
+    class Sink:
+        def write(self, offset: int, view: memoryview) -> None:
+            got[offset] = bytes(view)
+
+    with answering(answer) as server, Wire(connections=1) as wire:
+        file = RemoteFile(name="x", url=f"{server.url}/x", bytes=len(data))
+        wire.fetch(file, missing=[(0, len(data))], sink=Sink())
+    assert b"".join(got[offset] for offset in sorted(got)) == data

@@ -192,7 +192,9 @@ class FileTransfer:
                     end = min(stop, (at // SLICE_BYTES + 1) * SLICE_BYTES)
                     self.course.wait_for_rate(end - at)
                     view = lane.buffer(end - at)
-                    count = read_some(self._source, reader, view)
+                    count = reader.read_into(view) if at > span[0] else read_some(self._source, reader, view)
+                    if not count:  # a proxy may give less than was asked for: the rest is asked for next
+                        return
                     self._write(at, view[:count])
                     at += count
                 finish(self._source, reader)

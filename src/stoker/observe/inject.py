@@ -11,6 +11,7 @@ from pathlib import Path
 
 import stoker
 from stoker.inside import boot
+from stoker.runs.files import node_name
 
 _SITECUSTOMIZE = """\
 # Written by `stoker watch`; removed when it ends.
@@ -44,7 +45,8 @@ _RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 @contextmanager
 def injected(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """The environment in which the command's Python processes attach to the run folder."""
-    place = folder.absolute() / ".attach"
+    # Of this watcher alone: others of the run come and go meanwhile, and each takes its own away.
+    place = folder.absolute() / f".attach-{node_name()}-{os.getpid()}"
     place.mkdir(parents=True, exist_ok=True)
     text = _SITECUSTOMIZE.format(boot=boot.__file__, package=_package(), folder=str(place))
     (place / "sitecustomize.py").write_text(text, "utf-8")
@@ -86,7 +88,7 @@ def not_attachable(command: Sequence[str]) -> str:
 def _write_pth(command: Sequence[str]) -> Path | None:
     folder = _site_folder(command[0])
     _remove_stale(folder)
-    path = folder / f"stoker-watch-{os.getpid()}.pth"
+    path = folder / f"stoker-watch-{node_name()}-{os.getpid()}.pth"
     try:
         code = _PTH.format(variable=boot.VARIABLE, boot=boot.__file__, package=_package())
         path.write_text(f"import os; exec({code!r})\n", "utf-8")
@@ -96,8 +98,8 @@ def _write_pth(command: Sequence[str]) -> Path | None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Those of watchers that were killed."""
-    for path in folder.glob("stoker-watch-*.pth"):
+    """Those of this machine's watchers that were killed: nodes may share the folder."""
+    for path in folder.glob(f"stoker-watch-{node_name()}-*.pth"):
         pid = path.stem.rpartition("-")[2]
         if not Path("/proc", pid).exists():
             with suppress(OSError):
@@ -106,7 +108,10 @@ def _remove_stale(folder: Path) -> None:
 
 def _site_folder(python: str) -> Path:
     asked = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    done = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, timeout=30)
+    try:
+        done = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):  # the command itself will say so
+        return Path("/nonexistent")
     return Path(done.stdout.strip() or "/nonexistent")
 
 

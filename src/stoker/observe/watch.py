@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import UsageError
+from stoker.errors import StokerError, UsageError
 from stoker.gauges.cards import open_cards
 from stoker.gauges.cgroup import Cgroup
 from stoker.inside.whatif import VARIABLE as WHAT_IF
@@ -47,6 +47,7 @@ class Node:
 
     def __init__(self, options: Options, *, argv: Sequence[str], title: str) -> None:
         self.name = node_name()
+        self._folder = options.folder
         self._path = options.folder / f"node-{self.name}-{os.getpid()}.json"
         cgroup = Cgroup.here()
         self._facts: dict[str, Any] = {
@@ -80,6 +81,13 @@ class Node:
         with suppress(OSError):  # the folder is gone or full by now: the program goes on, and ends as it ends
             write_meta(self._path, self._facts)
 
+    def withdraw(self) -> None:
+        """As if it had never begun: whoever comes next samples the machine."""
+        with suppress(OSError):
+            self._path.unlink()
+            if self.samples:
+                _claim(self._folder, self.name).unlink()
+
     def miss(self, *lines: str) -> None:
         """Say what cannot be seen."""
         self.tell(missing=[*self._facts["missing"], *filter(None, lines)])
@@ -94,16 +102,34 @@ def watch(
 ) -> int:
     """Run the command to its end or the window's; gives its exit code, 128 + N where signal N killed it."""
     node = begin_run(options, argv=command, title=name_of(command))
+    try:
+        return _watch(node, command, options, environ, window)
+    except StokerError:
+        node.withdraw()  # it was never started
+        raise
+
+
+def _watch(
+    node: Node,
+    command: Sequence[str],
+    options: Options,
+    environ: Mapping[str, str],
+    window: Window | None,
+) -> int:
     node.miss(not_attachable(command))
     if options.what_if:
         environ = {**environ, WHAT_IF: options.what_if}
     kills = _oom_kills()
-    with injected(command, options.folder, environ) as child_environ, _signals() as came:
+    with (
+        injected(command, options.folder, environ) as child_environ,
+        _signals() as came,
+        sampling(options, node, lambda: trainers(options.folder, node.name)),
+    ):
+        # Last of all: whatever fails once it runs leaves it without anybody who waits for it.
         pid = _spawn(command, child_environ)
-        with sampling(options, node, lambda: trainers(options.folder, node.name)):
-            status = _wait(pid, came, window)
-            if window:
-                window.close()
+        status = _wait(pid, came, window)
+        if window:
+            window.close()
     ended = ending(status, folder=options.folder, pid=pid, oom_kills=_oom_kills() - kills)
     if window and window.over:
         ended = "ended when its window was over"
@@ -152,7 +178,9 @@ def _signals() -> Iterator[int]:
     library may have started some before us, so blocking signals in this one would not do."""
     came, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    numbers = [n for n in (*_PASSED_ON, signal.SIGCHLD) if signal.getsignal(n) is not signal.SIG_IGN]
+    passed_on = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    # Where whoever started us ignores SIGCHLD, the kernel would throw the child's exit code away.
+    numbers = (*passed_on, signal.SIGCHLD)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         yield came
@@ -183,7 +211,8 @@ def _wait(pid: int, came: int, window: Window | None) -> int:
             if window:
                 window.passed_on(number)
             if number != signal.SIGCHLD and not (number in _FROM_TERMINAL and _in_foreground()):
-                os.kill(pid, number)
+                with suppress(PermissionError):  # another user's by now: sudo
+                    os.kill(pid, number)
 
 
 def _in_foreground() -> bool:
@@ -198,10 +227,14 @@ def _in_foreground() -> bool:
 def _claims_machine(folder: Path, node: str) -> bool:
     """The first watcher of a machine samples it; `srun stoker watch` may start several."""
     try:
-        os.close(os.open(folder / f".sampler-{node}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.close(os.open(_claim(folder, node), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:
         return False
     return True
+
+
+def _claim(folder: Path, node: str) -> Path:
+    return folder / f".sampler-{node}"
 
 
 def _oom_kills() -> int:

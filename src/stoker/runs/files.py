@@ -78,7 +78,8 @@ class Events:
 class Rows:
     """Samples of one thing: a line of JSON that names the columns, then rows of a double and floats.
 
-    A column not seen before begins another part: `host-a.rows`, `host-a.1.rows`, …
+    A column not seen before begins another part: `host-a.rows`, `host-a.1.rows`, … So does another writer of
+    the same thing, and a row that a full disk has cut short: what follows it would be read askew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,10 +90,11 @@ class Rows:
         self._part = 0
 
     def add(self, t: float, readings: Mapping[str, float]) -> None:
-        if not all(name in self._columns for name in readings):
+        if self._handle < 0 or not all(name in self._columns for name in readings):
             self._begin(tuple(dict.fromkeys((*self._columns, *readings))))
         values = [readings.get(name, _NAN) for name in self._columns]
-        os.write(self._handle, self._row.pack(t, *values))
+        if os.write(self._handle, self._row.pack(t, *values)) < self._row.size:
+            self.close()
 
     def close(self) -> None:
         """Safe twice."""
@@ -102,8 +104,15 @@ class Rows:
 
     def _begin(self, columns: tuple[str, ...]) -> None:
         self.close()
-        path = self._path if not self._part else self._path.with_suffix(f".{self._part}.rows")
-        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._handle = self._open_next()
         os.write(self._handle, json.dumps({"columns": columns}).encode() + b"\n")
         self._columns, self._row = columns, struct.Struct(f"<d{len(columns)}f")
-        self._part += 1
+
+    def _open_next(self) -> int:
+        while True:
+            path = self._path if not self._part else self._path.with_suffix(f".{self._part}.rows")
+            self._part += 1
+            try:
+                return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:
+                continue

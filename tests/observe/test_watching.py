@@ -1,0 +1,118 @@
+"""`watch` in this process: what comes before, beside and after the command it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker import runs
+from stoker.errors import UsageError
+from stoker.observe.inject import injected
+from stoker.observe.watch import Options, watch
+from stoker.runs.columns import read_rows
+from stoker.runs.files import Rows, node_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def options(tmp_path: Path, *, gpu: str = "none") -> Options:
+    return Options(folder=tmp_path / "run", gpu=gpu, hz=50)
+
+
+def test_nothing_is_started_where_the_cards_cannot_be_read_as_asked(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with pytest.raises(UsageError, match="no such file"):
+        watch(["touch", str(started)], options(tmp_path, gpu=str(tmp_path / "no.log")))
+    assert not started.exists()
+
+
+def test_a_command_that_could_not_be_started_leaves_the_folder_to_the_next_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot start"):
+        watch(["no-such-program"], options(tmp_path))
+    assert watch(["sleep", "0.1"], options(tmp_path)) == 0
+    run = runs.read(tmp_path / "run")
+    assert (len(run.hosts), run.ended) == (1, "exit 0")
+    assert 0 < run.hosts[0].samples.mean("mem_total") < 1e15
+    assert run.hosts[0].samples.t.max() < 60
+
+
+def test_an_isolated_python_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot start"):
+        watch(["python-of-nowhere", "-I", "train.py"], options(tmp_path))
+
+
+def test_the_exit_code_is_the_commands_where_sigchld_was_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert watch(["sh", "-c", "exit 3"], options(tmp_path)) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_signal_that_may_not_be_passed_on_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has become another user's: sudo."""
+    kill, refused = os.kill, []
+
+    def refuse(pid: int, number: int) -> None:
+        refused.append(number)
+        kill(pid, signal.SIGKILL)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", refuse)
+    told = ["sh", "-c", "kill -USR1 $PPID; exec sleep 60"]
+    assert watch(told, options(tmp_path)) == 128 + signal.SIGKILL
+    assert refused == [signal.SIGUSR1]
+
+
+def test_watchers_of_one_run_do_not_take_each_others_hooks_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with injected(["python"], tmp_path, {}) as mine:
+        monkeypatch.setattr(os, "getpid", lambda: 4_000_001)
+        with injected(["python"], tmp_path, {}) as theirs:
+            assert mine["PYTHONPATH"] != theirs["PYTHONPATH"]
+        monkeypatch.undo()
+        assert os.path.exists(os.path.join(mine["PYTHONPATH"], "sitecustomize.py"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pth_of_another_node_is_not_taken_for_a_stale_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.observe.inject._site_folder", lambda _: tmp_path)
+    theirs, stale = (tmp_path / f"stoker-watch-{node}-4000001.pth" for node in ("elsewhere", node_name()))
+    for path in (theirs, stale):
+        path.touch()
+    with injected([sys.executable, "-I", "train.py"], tmp_path / "run", {}):
+        assert theirs.exists()
+        assert not stale.exists()
+
+
+def test_a_second_writer_of_samples_begins_a_part_of_its_own(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        rows = Rows(tmp_path / "host-a.rows")
+        rows.add(value, {"cpu": value})
+        rows.close()
+    samples = read_rows(tmp_path / "host-a.rows", shift_s=0.0)
+    assert samples.t.tolist() == samples.columns["cpu"].tolist() == [1.0, 2.0]
+
+
+def test_a_row_cut_short_by_a_full_disk_spoils_none_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, write = Rows(tmp_path / "host-a.rows"), os.write
+    rows.add(1.0, {"cpu": 1.0, "mem": 1.0})
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:5]))
+    rows.add(2.0, {"cpu": 2.0, "mem": 2.0})
+    monkeypatch.undo()
+    rows.add(3.0, {"cpu": 3.0, "mem": 3.0})
+    rows.close()
+    samples = read_rows(tmp_path / "host-a.rows", shift_s=0.0)
+    assert samples.t.tolist() == samples.columns["mem"].tolist() == [1.0, 3.0]

@@ -95,6 +95,22 @@ def test_a_pth_of_another_node_is_not_taken_for_a_stale_one(
         assert not stale.exists()
 
 
+def test_a_task_that_comes_late_joins_the_run_of_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun stoker watch`: another task may have ended before this one begins; a requeued job is another run."""
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    assert watch(["true"], options(tmp_path)) == 0
+    with pytest.raises(UsageError, match="finished run"):
+        watch(["true"], options(tmp_path))
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert watch(["sh", "-c", "exit 3"], options(tmp_path)) == 3
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(UsageError, match="finished run"):
+        watch(["true"], options(tmp_path))
+
+
 def test_a_second_writer_of_samples_begins_a_part_of_its_own(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         rows = Rows(tmp_path / "host-a.rows")

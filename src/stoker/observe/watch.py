@@ -21,6 +21,7 @@ from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers
 from stoker.observe.window import Window
 from stoker.runs.files import VERSION, Clock, node_name, read_meta, write_meta
+from stoker.world import World
 
 _PASSED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -64,6 +65,7 @@ class Node:
             "samples": _claims_machine(options.folder, self.name),
             "missing": [],
             "gpus": [],
+            "launch": _place(),
         }
         cgroup.close()
 
@@ -148,7 +150,7 @@ def begin_run(options: Options, *, argv: Sequence[str], title: str) -> Node:
     folder = options.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(read_meta(path).get("ended") for path in folder.glob("node-*.json")):
+        if any(_is_over(read_meta(path)) for path in folder.glob("node-*.json")):
             raise UsageError(f"{folder} holds a finished run", hint="give another folder with --out")
         node = Node(options, argv=argv, title=title)
         node.begin()
@@ -157,6 +159,22 @@ def begin_run(options: Options, *, argv: Sequence[str], title: str) -> Node:
             f"the run cannot be written to {folder}: {error.strerror}", hint="give another folder with --out"
         ) from error
     return node
+
+
+def _is_over(meta: Mapping[str, Any]) -> bool:
+    """Has the run of this watcher ended? Not where it is another task of our own launch: its part was shorter
+    than ours, or we came late, and neither may keep our part from being run."""
+    (launch, task), theirs = _place(), meta.get("launch") or ["", 0]
+    return bool(meta.get("ended")) and not (launch and theirs[0] == launch and theirs[1] != task)
+
+
+def _place() -> tuple[str, int]:
+    """What tells this launch from others, and this task from its others."""
+    try:
+        world = World.from_environ()
+    except UsageError:  # a launcher's odd variables are not ours to judge here
+        return "", 0
+    return world.run, world.rank
 
 
 @contextmanager

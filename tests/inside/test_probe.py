@@ -8,15 +8,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from stoker import runs
-from stoker.inside.batches import batch_bytes, tokens_of
+from stoker.inside.batches import batch_bytes, text_part, tokens_of
 from stoker.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.inside.probe import Probe
+from stoker.observe.sampler import trainers
 from stoker.recording import KINDS
 from stoker.runs.columns import read_events
-from stoker.runs.files import node_name, process_key
+from stoker.runs.files import node_name, process_key, read_meta
 from stoker.spans import emit, read_ring
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def test_marks_are_read_by_themselves(probe: Probe, tmp_path: Path) -> None:
 
 
 def test_a_process_whose_files_cannot_be_made_goes_on_and_says_so_once(tmp_path: Path) -> None:
-    (tmp_path / f"spans-{process_key(node_name(), os.getpid())}.ring").touch()  # somebody else's
+    (tmp_path / f"steps-{process_key(node_name(), os.getpid())}.ring").touch()  # somebody else's
     probe = Probe(tmp_path)
     probe.begin()
     data(probe)
@@ -168,6 +170,35 @@ def test_a_process_whose_files_cannot_be_made_goes_on_and_says_so_once(tmp_path:
     probe.close()
     (said,) = read_events(tmp_path / f"events-{process_key(node_name(), os.getpid())}.jsonl", shift_s=0.0)
     assert (said.what, said.facts["hook"]) == ("hook off", "recording")
+
+
+def test_a_process_that_was_replaced_is_recorded_beside_what_it_was(tmp_path: Path) -> None:
+    """By exec, or in a container that was started again: the number is that of one before."""
+    for _ in range(2):
+        probe = Probe(tmp_path)
+        probe.begin()
+        for _ in range(3):
+            data(probe)
+            optimize(probe)
+        probe.close()
+    run = runs.read(tmp_path)
+    (rank,) = run.ranks
+    assert len(rank.steps.end) == 6
+    assert (rank.steps.start[1:] >= rank.steps.end[:-1] - 1e-9).all()
+    assert (np.diff(rank.spans.end) >= 0).all()
+    assert (run.facts["missing"], trainers(tmp_path, node_name())) == ([], [os.getpid()])
+
+
+def test_facts_that_json_has_no_word_for_switch_nothing_off(probe: Probe, tmp_path: Path) -> None:
+    probe.tell(loader={"num_workers": np.int64(2), "batch_size": np.float32(0.5), "kind": object})
+    (path,) = tmp_path.glob("proc-*.json")
+    told = read_meta(path)["loader"]
+    assert (told["num_workers"], told["batch_size"], told["kind"]) == (2, 0.5, "<class 'object'>")
+
+
+def test_words_are_no_tokens() -> None:
+    assert text_part({"tokens": ["a", "b"]}) is None
+    assert text_part({"input_ids": np.zeros((2, 2), int)}) is None
 
 
 def test_startup_ends_with_the_first_batch_and_is_said_once(probe: Probe, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_pth_of_another_node_is_not_taken_for_a_stale_one(
 def test_a_task_that_comes_late_joins_the_run_of_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`srun stoker watch`: another task may have ended before this one begins; a requeued job is another run."""
+    """`srun stoker watch`: another task may have ended before; a requeued job is another run."""
     for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}.items():
         monkeypatch.setenv(name, value)
     assert watch(["true"], options(tmp_path)) == 0

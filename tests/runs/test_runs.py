@@ -91,6 +91,51 @@ def test_a_rank_that_was_restarted_is_one_rank(tmp_path: Path) -> None:
     assert len(rank.spans.kind) == 2
 
 
+def test_of_processes_that_train_as_one_rank_at_the_same_time_one_is_shown(tmp_path: Path) -> None:
+    for pid, steps in ((7, 3), (8, 5)):
+        process = Process(tmp_path, rank=0, pid=pid)
+        for number in range(steps):
+            process.span("data", number, number + 0.5, step=number)
+            process.step(number, number, number + 1)
+    run = runs.read(tmp_path)
+    (rank,) = run.ranks
+    assert rank.steps.number.tolist() == [0, 1, 2, 3, 4]
+    assert run.facts["missing"] == ["1 more that trained as rank 0 at the same time: watch each by itself"]
+
+
+def test_a_clock_that_is_set_during_a_run_moves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher(
+        tmp_path, clock={"boot": Clock.here().boot, "offset_s": BEGAN}, began=BEGAN + time.monotonic() - 10
+    )
+    process = Process(tmp_path, rank=0, pid=7, boot=Clock.here().boot, offset_s=BEGAN + 3600)
+    at = time.monotonic()
+    process.span("data", at - 5, at - 4)
+    process.step(0, at - 5, at - 2)
+    monkeypatch.setattr(time, "time", lambda: BEGAN + time.monotonic() + 3600)
+    run = runs.read(tmp_path)
+    assert run.ranks[0].steps.end.tolist() == pytest.approx([8.0], abs=1)
+    assert 10 <= run.wall_s < 600
+
+
+def test_samples_of_a_machine_whose_clock_is_off_move_with_its_ranks(tmp_path: Path) -> None:
+    watcher(tmp_path)
+    facts = {"title": "train.py", "pid": os.getpid(), "cpus": 2, "samples": True, "began": BEGAN + 100}
+    write_meta(
+        tmp_path / "node-c-1.json", {**facts, "node": "c", "clock": {"boot": "c", "offset_s": BEGAN + 100}}
+    )
+    rows = Rows(tmp_path / "host-c.rows")
+    rows.add(5.0, {"cpu": 1.0})
+    rows.close()
+    for boot, rank, offset_s in (("b", 0, BEGAN), ("c", 1, BEGAN + 100)):
+        process = Process(tmp_path, rank=rank, pid=7, boot=boot, offset_s=offset_s)
+        for number in range(4):
+            process.span("collective", number, number + 0.5, step=number)
+    host = next(host for host in runs.read(tmp_path).hosts if host.node == "c")
+    assert host.samples.t.tolist() == [5.0]
+
+
 def test_what_a_launcher_takes_is_startup(tmp_path: Path) -> None:
     process = Process(tmp_path, rank=0, pid=7)
     process.span("startup", 3.0, 5.0)

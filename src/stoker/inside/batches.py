@@ -20,12 +20,17 @@ def text_part(batch: Any) -> Callable[[Any], Any] | None:
     """What takes the tokens out of a batch like this one; None where it does not look like text: integers in
     two dimensions are."""
     if hasattr(batch, "keys"):
-        return next((itemgetter(key) for key in _TOKEN_KEYS if key in batch), None)
+        return next((itemgetter(key) for key in _TOKEN_KEYS if _counts(batch, key)), None)
     listed = isinstance(batch, (list, tuple)) and bool(batch)
     first = batch[0] if listed else batch
     if getattr(first, "ndim", 0) != 2 or not hasattr(first, "is_floating_point") or first.is_floating_point():
         return None
     return itemgetter(0) if listed else _itself
+
+
+def _counts(batch: Any, key: str) -> bool:
+    """Are there tokens of that name, as a tensor and not as words?"""
+    return key in batch and hasattr(batch[key], "numel")
 
 
 def _itself(batch: Any) -> Any:

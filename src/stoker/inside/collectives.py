@@ -43,9 +43,18 @@ def _grouping(probe: Probe, roots: Roots, module: Any, original: Function) -> Fu
             return spanned(*args, **kwargs)
         finally:
             with suppress(Exception):  # a group that failed to form: its own error goes on
-                roots.join(module.get_world_size() if module.is_initialized() else 1)
+                _tell_group(probe, roots, module)
 
     return call
+
+
+def _tell_group(probe: Probe, roots: Roots, module: Any) -> None:
+    """Where a program starts its ranks itself (mp.spawn), the environment says nothing of them."""
+    if not module.is_initialized():
+        roots.join(1)
+        return
+    roots.join(module.get_world_size())
+    probe.tell(rank=module.get_rank(), world=module.get_world_size())
 
 
 def _collective(probe: Probe, collective: str, original: Function) -> Function:

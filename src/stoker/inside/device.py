@@ -5,6 +5,7 @@ is timed by two events of the card, read when they are done.
 from __future__ import annotations
 
 import functools
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +53,48 @@ def _waiting(probe: Probe, original: Any) -> Any:
     return unseen(call)
 
 
+class Captures:
+    """CUDA graphs being captured. To ask an event meanwhile, in any thread, breaks the capture: on an H200
+    with cudaErrorStreamCaptureInvalidated."""
+
+    def __init__(self, cuda: Any) -> None:
+        self.under_way = 0
+        self.none_begins = threading.Lock()
+        graph: Any = getattr(cuda, "CUDAGraph", None)
+        if graph is not None:
+            graph.capture_begin = self._beginning(graph.capture_begin)
+            graph.capture_end = self._ending(graph.capture_end)
+
+    def _beginning(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def capture_begin(*args: Any, **kwargs: Any) -> Any:
+            with self.none_begins:
+                self.under_way += 1
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                self.under_way -= 1
+                raise
+
+        return unseen(capture_begin)
+
+    def _ending(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.under_way = max(0, self.under_way - 1)
+
+        return unseen(capture_end)
+
+
 class Copies:
     """Wraps copying methods, and remembers copies that are still under way."""
 
     def __init__(self, probe: Probe, torch: Any) -> None:
         self._probe, self._torch = probe, torch
+        self._captures = Captures(torch.cuda)
         self._free: list[Any] = []  # pairs of events
         self._pending: deque[tuple[float, float, int, Any]] = deque(maxlen=_PENDING)
 
@@ -88,7 +126,11 @@ class Copies:
         cuda = self._torch.cuda
         if source.is_cuda or source.nbytes < _LARGE or not cuda.is_initialized():
             return None
-        if cuda.is_current_stream_capturing() or cuda.current_stream() != cuda.default_stream():
+        if (
+            self._captures.under_way
+            or cuda.is_current_stream_capturing()
+            or cuda.current_stream() != cuda.default_stream()
+        ):
             return None  # a copy on a stream of its own is overlapped: the loop does not wait for it
         events = self._free.pop() if self._free else self._new_events()
         events[0].record()
@@ -110,11 +152,14 @@ class Copies:
 
     def _collect(self) -> None:
         """Say the copies that are done; the first that is not ends the look."""
-        while self._pending and self._pending[0][3][1].query():
-            start, returned, moved, events = self._pending.popleft()
-            copied_s = events[0].elapsed_time(events[1]) / 1e3
-            self._say("h2d", start, max(returned, start + copied_s), moved)
-            self._free.append(events)
+        with self._captures.none_begins:
+            if self._captures.under_way:
+                return
+            while self._pending and self._pending[0][3][1].query():
+                start, returned, moved, events = self._pending.popleft()
+                copied_s = events[0].elapsed_time(events[1]) / 1e3
+                self._say("h2d", start, max(returned, start + copied_s), moved)
+                self._free.append(events)
 
     def _say(self, kind: str, start: float, end: float, moved: int) -> None:
         self._probe.marks.append((kind, start, end, ident(), moved, ""))

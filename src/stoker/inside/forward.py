@@ -147,7 +147,8 @@ class Roots:
     def _tell_card(self) -> None:
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():
-            self._probe.tell(gpu=physical_card(torch.cuda.current_device()))
+            self._probe.card = torch.cuda.current_device()
+            self._probe.tell(gpu=physical_card(self._probe.card))
 
 
 def _nothing() -> None:

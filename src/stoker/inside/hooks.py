@@ -110,7 +110,7 @@ def _last(note: int, error: BaseException) -> int:
 
 def _say_error_of_loader(probe: Probe, error: BaseException) -> None:
     if not isinstance(error, (StopIteration, KeyboardInterrupt, GeneratorExit)):
-        with suppress(OSError):  # the run folder is gone or full: the error itself goes on
+        with suppress(Exception):  # the run folder is full, the error has no text: it goes on as it is
             say_exception(probe, error)
 
 

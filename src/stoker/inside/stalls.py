@@ -128,7 +128,7 @@ class Stalls:
         if now < self._memory_due or torch is None or not torch.cuda.is_initialized():
             return
         self._memory_due = now + MEMORY_S
-        stats = torch.cuda.memory_stats()
+        stats = torch.cuda.memory_stats(self._probe.card if self._probe.card is not None else _fullest(torch))
         readings = {
             "allocated": stats.get("allocated_bytes.all.current", 0),
             "reserved": stats.get("reserved_bytes.all.current", 0),
@@ -136,6 +136,12 @@ class Stalls:
             "ooms": stats.get("num_ooms", 0),
         }
         self._memory.add(now, readings)
+
+
+def _fullest(torch: Any) -> int:
+    """The card that most is allocated on. Which one is current, CUDA knows of each thread by itself: of this
+    thread it would be the first one, whatever the loop uses."""
+    return max(range(torch.cuda.device_count()), key=torch.cuda.memory_allocated, default=0)
 
 
 class Inside(NamedTuple):

@@ -26,7 +26,7 @@ from stoker.inside import process
 from stoker.inside.loop import Loop, Mark
 from stoker.inside.stalls import Stalls
 from stoker.inside.switch import Switch
-from stoker.runs.files import Events, write_meta
+from stoker.runs.files import Events, node_name, process_key, write_meta
 from stoker.spans import Recorder, Ring
 
 STEPS = 1 << 17
@@ -52,12 +52,13 @@ class Probe:
         spans.record_to(None)
         self.recorder: Recorder | None = None
         self.meta: dict[str, Any] = {}  # plain JSON values
+        self.card: int | None = None  # the device its loop computes on, as torch numbers it
         self._stalls: Stalls | None = None
         self._opening, self._telling = threading.Lock(), threading.Lock()
         self._reading = threading.RLock()  # a signal may end the process while it reads
         self.marks.clear()
         self.loop.reset(threading.get_ident(), now=time.monotonic())
-        self.events = Events(self._folder / f"events-{process.own_key()}.jsonl")
+        self.events = Events(self._folder / f"events-{process_key(node_name(), os.getpid())}.jsonl")
         self.begun = False
 
     # --- marks ------------------------------------------------------------------------------------
@@ -100,13 +101,14 @@ class Probe:
                 write_meta(self._folder / f"proc-{self.meta['key']}.json", self.meta)
 
     def _open(self) -> None:
-        world, key = process.world(), process.own_key()
+        world, key = process.world(), process.own_key(self._folder)
+        self.events = Events(self._folder / f"events-{key}.jsonl")
         recorder = Recorder(Ring(self._folder / f"spans-{key}.ring", rank=world.rank))
         steps = Ring(self._folder / f"steps-{key}.ring", capacity=STEPS, rank=world.rank)
         self.loop.reset(threading.get_ident(), now=time.monotonic())
         self.loop.record(recorder, steps)
         self.recorder = recorder
-        self.tell(**process.identity(world))
+        self.tell(**process.identity(world, key))
         spans.record_to(recorder)
         self._stalls = Stalls(self, self._folder / f"memory-{key}.rows")
         self._stalls.start()

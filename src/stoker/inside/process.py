@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from stoker.runs.files import VERSION, Clock, node_name, process_key
@@ -20,8 +22,12 @@ def began() -> float:
     return time.monotonic() - max(0.0, age)
 
 
-def own_key() -> str:
-    return process_key(node_name(), os.getpid())
+def own_key(folder: Path) -> str:
+    """What this process is called in the run; another name where one of its number has been there before: it
+    was replaced (exec), or a container was started again."""
+    key = process_key(node_name(), os.getpid())
+    names = itertools.chain([key], (f"{key}x{again}" for again in itertools.count(2)))
+    return next(name for name in names if not (folder / f"spans-{name}.ring").exists())
 
 
 def is_loader_worker() -> bool:
@@ -36,11 +42,11 @@ def world() -> World:
         return World()
 
 
-def identity(world: World) -> dict[str, Any]:
+def identity(world: World, key: str) -> dict[str, Any]:
     """What the meta file of this process begins with."""
     return {
         "version": VERSION,
-        "key": own_key(),
+        "key": key,
         "pid": os.getpid(),
         "node": node_name(),
         "rank": world.rank,

@@ -38,7 +38,7 @@ def watch_pid(pid: int, options: Options) -> int:
     stacks = _Stacks(pid, node, options.folder)
     with sampling(options, node, lambda: [pid]):
         ended = _until_it_ends(pid, stacks)
-    node.tell(ended=ended, ended_at=time.time())
+    node.end(ended)
     return 0
 
 

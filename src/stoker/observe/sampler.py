@@ -84,8 +84,8 @@ def trainers(folder: Path, node: str) -> list[int]:
     """Processes of this machine that have attached to the run and still live: their files name them."""
     begin, end = f"proc-{node}-", ".json"
     names = [name for name in os.listdir(folder) if name.startswith(begin) and name.endswith(end)]
-    pids = [int(name[len(begin) : -len(end)]) for name in names]
-    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    pids = {int(name[len(begin) : -len(end)].partition("x")[0]) for name in names}
+    return [pid for pid in sorted(pids) if os.path.exists(f"/proc/{pid}")]
 
 
 def lives(pid: int) -> bool:

@@ -48,7 +48,7 @@ class Node:
 
     def __init__(self, options: Options, *, argv: Sequence[str], title: str) -> None:
         self.name = node_name()
-        self._folder = options.folder
+        self._folder, self._clock = options.folder, Clock.here()
         self._path = options.folder / f"node-{self.name}-{os.getpid()}.json"
         cgroup = Cgroup.here()
         self._facts: dict[str, Any] = {
@@ -57,8 +57,8 @@ class Node:
             "argv": list(argv),
             "node": self.name,
             "pid": os.getpid(),
-            "began": time.time(),
-            "clock": Clock.here().as_dict(),
+            "began": time.monotonic() + self._clock.offset_s,
+            "clock": self._clock.as_dict(),
             "hz": options.hz,
             "cpus": len(os.sched_getaffinity(0)),
             "quota_cores": cgroup.quota_cores(),
@@ -82,6 +82,10 @@ class Node:
         self._facts |= facts
         with suppress(OSError):  # the folder is gone or full by now: the program goes on, and ends as it ends
             write_meta(self._path, self._facts)
+
+    def end(self, how: str) -> None:
+        """On the clock the run began by: the time of day may have been set meanwhile."""
+        self.tell(ended=how, ended_at=time.monotonic() + self._clock.offset_s)
 
     def withdraw(self) -> None:
         """As if it had never begun: whoever comes next samples the machine."""
@@ -135,7 +139,7 @@ def _watch(
     ended = ending(status, folder=options.folder, pid=pid, oom_kills=_oom_kills() - kills)
     if window and window.over:
         ended = "ended when its window was over"
-    node.tell(ended=ended, ended_at=time.time())
+    node.end(ended)
     return status if status >= 0 else 128 - status
 
 

@@ -8,6 +8,7 @@ import re
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,17 @@ def process_key(node: str, pid: int) -> str:
 def write_meta(path: Path, facts: Mapping[str, Any]) -> None:
     """Whole or not at all; not synced: a run folder outlives processes, not power cuts."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(facts), "utf-8")
+    temporary.write_text(json.dumps(facts, default=_plain), "utf-8")
     os.replace(temporary, path)
+
+
+def _plain(value: Any) -> Any:
+    """What a program calls a number, numpy's say, as one; anything else by its text."""
+    for kind in (int, float):
+        with suppress(Exception):
+            if kind(value) == value:
+                return kind(value)
+    return repr(value)
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -67,7 +77,8 @@ class Events:
         self._path = path
 
     def say(self, what: str, text: str, **facts: Any) -> None:
-        line = json.dumps({"t": time.monotonic(), "what": what, "text": text, "facts": facts}) + "\n"
+        event = {"t": time.monotonic(), "what": what, "text": text, "facts": facts}
+        line = json.dumps(event, default=_plain) + "\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, line.encode())

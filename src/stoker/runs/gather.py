@@ -20,6 +20,7 @@ from stoker.runs.files import VERSION, Clock, read_meta
 FLOPS = "6 × params × tokens, an estimate"
 _STARTUP = KINDS.index("startup")
 Meta = dict[str, Any]  # the JSON of a meta file
+Shifts = dict[str, float]  # by boot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +39,11 @@ def gather(folder: Path) -> Recording:
     if not watchers and not metas:
         raise BadInputError(f"{folder} holds no run", hint="give the folder that `stoker watch` named")
     began = min(meta["began"] for meta in watchers or metas)
-    processes = _aligned([_process(folder, meta, began) for meta in metas])
+    shifts = _shifts(watchers, metas, began)
+    processes, shifts = _aligned([_process(folder, meta, shifts) for meta in metas], shifts)
     ranks = _ranks(processes)
-    hosts, gpus = _machines(folder, watchers, began)
-    wall_s = _wall_s(watchers, ranks, began)
+    hosts, gpus = _machines(folder, watchers, shifts)
+    wall_s = _wall_s(watchers, ranks, began, shifts)
     whole = Recording(
         title=watchers[0]["title"] if watchers else folder.name,
         wall_s=wall_s,
@@ -49,7 +51,10 @@ def gather(folder: Path) -> Recording:
         ranks=ranks,
         gpus=gpus,
         hosts=hosts,
-        facts={"started": began, **_facts(watchers, processes, began, _unrecorded(folder, metas))},
+        facts={
+            "started": began,
+            **_facts(watchers, processes, shifts, [*_unrecorded(folder, metas), *_beside(processes)]),
+        },
     )
     return _from_where_rings_begin(whole) if any(one.lost for one in processes) else whole
 
@@ -77,13 +82,15 @@ def _unrecorded(folder: Path, metas: Sequence[Meta]) -> list[str]:
     return [f"a process was not recorded: {text}" for text in sorted(told)]
 
 
-def _shift_s(meta: Meta, began: float) -> float:
-    """What to add to this writer's monotonic times for seconds since the run began."""
-    return float(meta["clock"]["offset_s"]) - began
+def _shifts(watchers: Sequence[Meta], metas: Sequence[Meta], began: float) -> Shifts:
+    """What to add to monotonic times for seconds since the run began. All of one boot share that clock; the
+    time of day may have been set since, so the first to tell the difference is believed for all."""
+    told = [(meta["clock"]["boot"], float(meta["clock"]["offset_s"])) for meta in (*watchers, *metas)]
+    return {boot: offset_s - began for boot, offset_s in reversed(told)}
 
 
-def _process(folder: Path, meta: Meta, began: float) -> _Process:
-    key, shift_s = meta["key"], _shift_s(meta, began)
+def _process(folder: Path, meta: Meta, shifts: Shifts) -> _Process:
+    key, shift_s = meta["key"], shifts[meta["clock"]["boot"]]
     spans, steps = read_ring(folder / f"spans-{key}.ring"), read_ring(folder / f"steps-{key}.ring")
     record = RankRecord(
         rank=meta["rank"],
@@ -97,29 +104,62 @@ def _process(folder: Path, meta: Meta, began: float) -> _Process:
     return _Process(meta=meta, record=record, lost=spans.lost)
 
 
-def _aligned(processes: list[_Process]) -> list[_Process]:
-    """Clock skew between machines removed; processes of one boot share a clock."""
+def _aligned(processes: list[_Process], shifts: Shifts) -> tuple[list[_Process], Shifts]:
+    """Clock skew between machines removed."""
     late_s = skews([(one.meta["clock"]["boot"], one.record.spans) for one in processes])
-    return [
+    moved = [
         replace(one, record=_moved(one.record, -late_s.get(one.meta["clock"]["boot"], 0.0)))
         for one in processes
     ]
+    return moved, {boot: shift_s - late_s.get(boot, 0.0) for boot, shift_s in shifts.items()}
 
 
 def _ranks(processes: Sequence[_Process]) -> tuple[RankRecord, ...]:
     """One record a rank: of its processes those that trained, one after another where it was restarted."""
-    by_rank: dict[int, list[RankRecord]] = {}
+    return tuple(_one_rank(records) for _, records in sorted(_by_rank(processes).items()))
+
+
+def _by_rank(processes: Iterable[_Process]) -> dict[int, list[RankRecord]]:
+    found: dict[int, list[RankRecord]] = {}
     for one in processes:
-        by_rank.setdefault(one.record.rank, []).append(one.record)
-    return tuple(_one_rank(records) for _, records in sorted(by_rank.items()))
+        found.setdefault(one.record.rank, []).append(one.record)
+    return found
+
+
+def _beside(processes: Iterable[_Process]) -> list[str]:
+    """Which ranks had several processes that trained at the same time."""
+    found = []
+    for rank, records in sorted(_by_rank(processes).items()):
+        trained = [one for one in records if len(one.steps.end)]
+        if left_out := len(trained) - len(_in_turn(trained)):
+            found.append(
+                f"{left_out} more that trained as rank {rank} at the same time: watch each by itself"
+            )
+    return found
+
+
+def _in_turn(trained: Iterable[RankRecord]) -> list[RankRecord]:
+    """Processes one after another; of those at the same time the one with most steps: as one rank they would
+    have times that run to and fro."""
+    kept: list[RankRecord] = []
+    for one in sorted(trained, key=lambda one: float(one.steps.start[0])):
+        if kept and one.steps.start[0] < kept[-1].steps.end[-1]:
+            kept[-1] = max(kept[-1], one, key=lambda one: len(one.steps.end))
+        else:
+            kept.append(one)
+    return kept
 
 
 def _one_rank(records: list[RankRecord]) -> RankRecord:
-    trained = [one for one in records if len(one.steps.end)] or records
-    trained.sort(key=lambda one: one.spans.start[0] if len(one.spans.start) else np.inf)
+    trained = _in_turn(one for one in records if len(one.steps.end)) or records
+    trained.sort(key=lambda one: float(one.spans.end[0]) if len(one.spans.end) else np.inf)
+    ended = 0.0
+    for one in trained:
+        if len(one.spans.start) and one.spans.kind[0] == _STARTUP:
+            # Until a process began its launcher was starting it; one put in another's place (exec) is as old.
+            one.spans.start[0] = max(ended, one.spans.start[0]) if ended else 0.0
+        ended = max([ended, *one.spans.end[-1:]])
     spans = _joined(Spans, [one.spans for one in trained])
-    if len(spans.start) and spans.kind[0] == _STARTUP:
-        spans.start[0] = 0.0  # until the process began, its launcher was starting it
     events = sorted((event for one in records for event in one.events), key=lambda event: event.t)
     return replace(
         trained[-1],
@@ -152,28 +192,29 @@ def _moved(record: RankRecord, by_s: float) -> RankRecord:
 
 
 def _machines(
-    folder: Path, watchers: Sequence[Meta], began: float
+    folder: Path, watchers: Sequence[Meta], shifts: Shifts
 ) -> tuple[tuple[HostRecord, ...], tuple[GpuRecord, ...]]:
     """One host a node, whose samples one of its watchers took, and the cards that one saw."""
     hosts, gpus = [], []
     for meta in watchers:
         if meta.get("samples"):
-            hosts.append(_host(folder, meta, began))
-            gpus += [_gpu(folder, meta, card, began) for card in meta.get("gpus", ())]
+            shift_s = shifts[meta["clock"]["boot"]]
+            hosts.append(_host(folder, meta, shift_s))
+            gpus += [_gpu(folder, meta, card, shift_s) for card in meta.get("gpus", ())]
     return tuple(hosts), tuple(gpus)
 
 
-def _host(folder: Path, meta: Meta, began: float) -> HostRecord:
+def _host(folder: Path, meta: Meta, shift_s: float) -> HostRecord:
     quota = meta.get("quota_cores")
     return HostRecord(
         node=meta["node"],
         cpus=meta["cpus"],
         quota_cores=float("inf") if quota is None else quota,
-        samples=read_rows(folder / f"host-{meta['node']}.rows", shift_s=_shift_s(meta, began)),
+        samples=read_rows(folder / f"host-{meta['node']}.rows", shift_s=shift_s),
     )
 
 
-def _gpu(folder: Path, meta: Meta, card: Meta, began: float) -> GpuRecord:
+def _gpu(folder: Path, meta: Meta, card: Meta, shift_s: float) -> GpuRecord:
     path = folder / f"gpu-{meta['node']}-{card['index']}.rows"
     return GpuRecord(
         node=meta["node"],
@@ -181,18 +222,19 @@ def _gpu(folder: Path, meta: Meta, card: Meta, began: float) -> GpuRecord:
         name=card["name"],
         power_limit_w=card["power_limit_w"] or float("nan"),
         memory_bytes=card["memory_bytes"] or 0,
-        samples=read_rows(path, shift_s=_shift_s(meta, began)),
+        samples=read_rows(path, shift_s=shift_s),
     )
 
 
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def _wall_s(watchers: Sequence[Meta], ranks: Iterable[RankRecord], began: float) -> float:
+def _wall_s(watchers: Sequence[Meta], ranks: Iterable[RankRecord], began: float, shifts: Shifts) -> float:
     """Until the last watcher ended; of one that still runs, until now; of a lost one, until the last span."""
     ends = [meta["ended_at"] - began for meta in watchers if meta.get("ended_at")]
     if any(_runs(meta) for meta in watchers):
-        ends.append(time.time() - began)
+        here_s = shifts.get(Clock.here().boot)
+        ends.append(time.time() - began if here_s is None else time.monotonic() + here_s)
     if len(ends) < len(watchers) or not watchers:
         ends += [float(one.spans.end.max()) for one in ranks if len(one.spans.end)]
     return max(ends, default=0.0)
@@ -213,7 +255,7 @@ def _runs(meta: Meta) -> bool:
 
 
 def _facts(
-    watchers: Sequence[Meta], processes: Sequence[_Process], began: float, unrecorded: list[str]
+    watchers: Sequence[Meta], processes: Sequence[_Process], shifts: Shifts, unseen: list[str]
 ) -> Meta:
     facts: Meta = {}
     for meta in watchers[:1]:
@@ -222,12 +264,12 @@ def _facts(
     for meta in trained[:1]:
         names = ("torch", "python", "loader", "params", "nccl_env", "world")
         facts |= {name: meta[name] for name in names if meta.get(name)}
-        windows, shift_s = meta.get("what_if", ()), _shift_s(meta, began)
+        windows, shift_s = meta.get("what_if", ()), shifts[meta["clock"]["boot"]]
         facts |= {"what_if": [{**one, "at": one["at"] + shift_s} for one in windows]} if windows else {}
     if facts.get("params"):
         facts["flops"] = FLOPS
-    missing = [line for meta in (*watchers, *trained) for line in meta.get("missing", ())] + unrecorded
-    if watchers and not processes and not unrecorded:
+    missing = [line for meta in (*watchers, *trained) for line in meta.get("missing", ())] + unseen
+    if watchers and not processes and not unseen:
         missing.append("no training process attached: only the machine was observed")
     return {**facts, "missing": list(dict.fromkeys(missing))}
 
@@ -240,8 +282,8 @@ def _from_where_rings_begin(whole: Recording) -> Recording:
         whole,
         wall_s=whole.wall_s - began,
         ranks=ranks,
-        gpus=tuple(replace(one, samples=_cut(one.samples, began)) for one in whole.gpus),
-        hosts=tuple(replace(one, samples=_cut(one.samples, began)) for one in whole.hosts),
+        gpus=tuple(replace(one, samples=_cut(one.samples, began, by_s=began)) for one in whole.gpus),
+        hosts=tuple(replace(one, samples=_cut(one.samples, began, by_s=began)) for one in whole.hosts),
         facts={**whole.facts, "dropped_s": began},
     )
 
@@ -252,6 +294,7 @@ def _since(record: RankRecord, began: float) -> RankRecord:
         record,
         spans=_kept(record.spans, keep_spans),
         steps=_kept(record.steps, keep_steps),
+        memory=_cut(record.memory, began, by_s=0.0),
         events=tuple(event for event in record.events if event.t >= began),
     )
 
@@ -260,6 +303,6 @@ def _kept(table: Any, keep: Any) -> Any:  # Spans or Steps, and a mask
     return replace(table, **{name: getattr(table, name)[keep] for name in table.__dataclass_fields__})
 
 
-def _cut(samples: Samples, began: float) -> Samples:
+def _cut(samples: Samples, began: float, *, by_s: float) -> Samples:
     keep = samples.t >= began
-    return Samples(t=samples.t[keep] - began, columns={n: c[keep] for n, c in samples.columns.items()})
+    return Samples(t=samples.t[keep] - by_s, columns={n: c[keep] for n, c in samples.columns.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,6 +17,7 @@ import pytest
 from stoker import runs
 from stoker.errors import BadInputError, StorageError, UsageError
 from stoker.gauges.cards import open_cards
+from stoker.gauges.dcgm import Dcgm, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +75,14 @@ def test_a_machine_without_a_card_says_what_is_missing(
     assert any("no GPU samples" in line for line in run.facts["missing"])
 
 
+def test_a_card_that_is_lost_keeps_no_program_from_being_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise RuntimeError("GPU is lost")
+
+    monkeypatch.setattr("stoker.gauges.nvml.Nvml", lost)
+    assert open_cards("nvml") == (None, [], ["no GPU samples: NVML: RuntimeError('GPU is lost')"])
+
+
 # --- dcgm -----------------------------------------------------------------------------------------
 
 PAGE = """\
@@ -124,6 +134,42 @@ def test_a_dcgm_exporter_is_read_in_our_units(exporter: str) -> None:
 def test_an_exporter_that_does_not_answer_is_an_error_at_once() -> None:
     with pytest.raises(StorageError, match="cannot read"):
         open_cards("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\nDCGM_FI",
+        b"\0\xff\r\n\r\n",
+        b"HTTP/1.0 503 no\r\n\r\n",
+        b"",
+    ],
+    ids=["cut", "no HTTP", "busy", "nothing"],
+)
+def test_a_page_that_does_not_come_whole_leaves_a_gap(exporter: str, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as broken:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = broken.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{broken.getsockname()[1]}"
+        with pytest.raises(StorageError, match="cannot read"):
+            open_cards(url)
+        cards = Dcgm(exporter)
+        cards._url = f"{url}/metrics"
+        assert cards.read(1.0) == {}
+        thread.join()
+
+
+def test_a_value_that_is_no_number_hides_no_other() -> None:
+    page = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} N/A\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 500\n'
+    assert parse(page)[0]["readings"] == {"power_w": 500.0}
 
 
 # --- dmon -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from stoker.gauges.cgroup import Cgroup
 from stoker.gauges.host import Host
+from stoker.gauges.kept import Rate
 from stoker.gauges.mounts import lustre_counters, nfs_counters
 from stoker.gauges.tasks import Tasks
 
@@ -137,3 +139,19 @@ def test_workers_are_found_by_name_and_leave_with_their_end() -> None:
         assert tasks.read(3.0, []) == {}
         tasks.close()
         trainer.communicate("")
+
+
+def test_nothing_is_kept_of_workers_that_are_gone(tmp_path: Path) -> None:
+    """Loaders without persistent workers have new ones in every epoch of a month."""
+    trainer, tasks, left = tmp_path / "1/task/1", Tasks(tmp_path), []
+    trainer.mkdir(parents=True)
+    for pid in range(2, 12):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (pt_data_worker) S " + "1 " * 20)
+        (trainer / "children").write_text(f"{pid}")
+        assert tasks.read(float(pid), [1])["workers"] == 1
+        gc.collect()
+        left.append(sum(type(one) is Rate for one in gc.get_objects()))
+    tasks.close()
+    assert len(set(left)) == 1
+    assert "_rate" not in vars(tasks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -132,3 +133,24 @@ def test_a_row_cut_short_by_a_full_disk_spoils_none_after_it(
     rows.close()
     samples = read_rows(tmp_path / "host-a.rows", shift_s=0.0)
     assert samples.t.tolist() == samples.columns["mem"].tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("trouble", ["", "undefined_name"])
+@pytest.mark.parametrize("stoker_is_there", [True, False])
+def test_a_programs_own_sitecustomize_is_run_as_without_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, stoker_is_there: bool
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text(f"print('own')\n{trouble}\n")
+    environ = {"PYTHONPATH": str(own)}
+    if not stoker_is_there:
+        monkeypatch.setattr("stoker.inside.boot.__file__", str(tmp_path / "boot.py"))
+    with injected(["python"], tmp_path / "run", environ) as child_environ:
+        plain, watched = (
+            subprocess.run(
+                [sys.executable, "-c", "import sys; print(sys.path)"], env=env, capture_output=True, text=True
+            )
+            for env in (environ, child_environ)
+        )
+    assert (watched.stdout, watched.stderr) == (plain.stdout, plain.stderr)

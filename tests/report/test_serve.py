@@ -45,6 +45,11 @@ def test_a_local_page_needs_no_token(server: Server) -> None:
     assert ask(server.url_of("/")) == (200, b"hello")
 
 
+def test_a_caller_whose_host_is_no_name_is_refused(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ask(server.url_of("/"), Host="[")[0] == 401
+    assert capfd.readouterr().err == ""
+
+
 def test_an_unknown_path_is_not_found(server: Server) -> None:
     assert ask(server.url_of("/etc/passwd"))[0] == 404
 

@@ -91,6 +91,13 @@ def test_a_rank_that_was_restarted_is_one_rank(tmp_path: Path) -> None:
     assert len(rank.spans.kind) == 2
 
 
+def test_words_of_a_command_that_are_no_utf8_can_be_shown(tmp_path: Path) -> None:
+    watcher(tmp_path, title="caf\udce9.py")
+    Process(tmp_path, rank=0, pid=7).events.say("exception", "caf\udce9")
+    run = runs.read(tmp_path)
+    assert (run.title, run.ranks[0].events[0].text) == ("caf?.py", "caf?")
+
+
 def test_of_processes_that_train_as_one_rank_at_the_same_time_one_is_shown(tmp_path: Path) -> None:
     for pid, steps in ((7, 3), (8, 5)):
         process = Process(tmp_path, rank=0, pid=pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import urllib.request
 from typing import Any
@@ -10,6 +11,7 @@ from stoker.errors import StorageError
 
 Readings = dict[str, float]
 _TIMEOUT_S = 2.0
+_TROUBLE = (OSError, http.client.HTTPException)  # nobody answers, or in another way than HTTP has it
 _LINE = re.compile(r"^(DCGM_\w+)\{([^}]*)\}\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -52,7 +54,7 @@ class Dcgm:
         self._url = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
         try:
             self._first = parse(self._fetch())
-        except OSError as error:
+        except _TROUBLE as error:
             raise StorageError(
                 f"cannot read {self._url}: {error}", hint="give the exporter's address"
             ) from error
@@ -78,7 +80,7 @@ class Dcgm:
     def read(self, t: float) -> dict[int, Readings]:
         try:
             cards = parse(self._fetch())
-        except OSError:
+        except _TROUBLE:
             return {}
         return {index: self._since_the_first(index, card["readings"]) for index, card in cards.items()}
 
@@ -101,8 +103,8 @@ def parse(page: str) -> dict[int, dict[str, Any]]:
         match = _LINE.match(line)
         if not match:
             continue
-        field, labels, value = match[1], dict(_LABEL.findall(match[2])), float(match[3])
-        if not labels.get("gpu", "").isdigit():
+        field, labels, value = match[1], dict(_LABEL.findall(match[2])), _number(match[3])
+        if value is None or not labels.get("gpu", "").isdigit():
             continue
         card = cards.setdefault(
             int(labels["gpu"]), {"name": "", "power_limit_w": None, "free_bytes": 0.0, "readings": {}}
@@ -116,3 +118,10 @@ def parse(page: str) -> dict[int, dict[str, Any]]:
         elif field == _FREE:
             card["free_bytes"] = value * (1 << 20)
     return cards
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

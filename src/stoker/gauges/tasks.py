@@ -20,6 +20,7 @@ class Task:
         self._stat, self._sched = Kept(folder / "stat"), Kept(folder / "schedstat")
         self._io = Kept(folder / "io") if reads else None
         self._thread = thread
+        self._rate = Rate()  # its own: what is known of a task goes with it, and a job has many in a month
         self.name = self.state = ""
 
     def counters(self) -> Readings:
@@ -42,6 +43,10 @@ class Task:
                     found["read" if name == "rchar" else "read_calls"] = int(value)
         return found
 
+    def rates(self, t: float) -> Readings:
+        """What it did since it was last asked, a second."""
+        return self._rate.per_second(t, self.counters())
+
     def close(self) -> None:
         for one in (self._stat, self._sched, *filter(None, [self._io])):
             one.close()
@@ -54,16 +59,14 @@ class Tasks:
         self._proc = proc
         self._trainers: dict[int, tuple[Task, Task, Kept]] = {}
         self._workers: dict[int, Task] = {}
-        self._rate = Rate()
 
     def read(self, t: float, pids: Iterable[int]) -> Readings:
         self._follow(set(pids))
         main, whole, workers = {}, {}, {}
         for pid, (first, process, _) in list(self._trainers.items()):
-            main[pid] = self._rates(t, f"main.{pid}", first)
-            whole[pid] = self._rates(t, f"all.{pid}", process)
+            main[pid], whole[pid] = first.rates(t), process.rates(t)
         for pid, task in list(self._workers.items()):
-            workers[pid] = self._rates(t, f"worker.{pid}", task)
+            workers[pid] = task.rates(t)
         return {**self._trainer_columns(main, whole), **self._worker_columns(workers)}
 
     def close(self) -> None:
@@ -71,11 +74,6 @@ class Tasks:
             task.close()
         self._workers.clear()
         self._trainers.clear()
-
-    def _rates(self, t: float, key: str, task: Task) -> Readings:
-        counters = {f"{key}.{name}": value for name, value in task.counters().items()}
-        rates = self._rate.per_second(t, counters)
-        return {name.rpartition(".")[2]: rate for name, rate in rates.items()}
 
     def _follow(self, pids: set[int]) -> None:
         """Keep the files of those that live, open those of new ones, close those of the dead."""

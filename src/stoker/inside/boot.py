@@ -120,16 +120,3 @@ def _take_out() -> dict[str, Any]:
     """Remove every module of a package named stoker; they live on through those who hold them."""
     names = [name for name in sys.modules if name.partition(".")[0] == "stoker"]
     return {name: sys.modules.pop(name) for name in names}
-
-
-def chain(folder: str) -> None:
-    """Run the sitecustomize that ours stands before, and leave no trace of our folder in sys.path."""
-    from importlib.machinery import PathFinder
-
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        from importlib.util import module_from_spec
-
-        module = sys.modules["sitecustomize"] = module_from_spec(spec)
-        spec.loader.exec_module(module)

@@ -13,6 +13,7 @@ import stoker
 from stoker.inside import boot
 from stoker.runs.files import node_name
 
+# Nothing wrong with stoker, nor a Python too old for it, keeps the program's own from being run.
 _SITECUSTOMIZE = """\
 # Written by `stoker watch`; removed when it ends.
 try:
@@ -23,10 +24,23 @@ try:
     _boot.arm({package!r})
 except Exception:
     pass
-try:
-    _boot.chain({folder!r})
-except NameError:
-    pass
+
+
+def _chain():
+    # The sitecustomize that ours stands before; and no trace of our folder in sys.path.
+    import sys
+    from importlib.machinery import PathFinder
+
+    sys.path[:] = [entry for entry in sys.path if entry != {folder!r}]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+_chain()
 """
 
 # Inert without the variable, so that other programs of the same environment see nothing of it. A .pth file

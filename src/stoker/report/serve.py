@@ -170,7 +170,10 @@ class _Request(BaseHTTPRequestHandler):
 def _may_read(host: str, given: str, token: str) -> bool:
     if token:  # in constant time: how long it takes must not tell how much of a guess was right
         return hmac.compare_digest(given.encode(), token.encode())
-    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # no name at all
+        return False
     return Address(host=name, port=0).local
 
 

@@ -48,8 +48,13 @@ def process_key(node: str, pid: int) -> str:
 def write_meta(path: Path, facts: Mapping[str, Any]) -> None:
     """Whole or not at all; not synced: a run folder outlives processes, not power cuts."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(facts, default=_plain), "utf-8")
+    temporary.write_bytes(_json(facts))
     os.replace(temporary, path)
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    """Words of a command that are no UTF-8 have a question mark for each byte that is not."""
+    return json.dumps(facts, default=_plain, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _plain(value: Any) -> Any:
@@ -78,10 +83,9 @@ class Events:
 
     def say(self, what: str, text: str, **facts: Any) -> None:
         event = {"t": time.monotonic(), "what": what, "text": text, "facts": facts}
-        line = json.dumps(event, default=_plain) + "\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.encode())
+            os.write(handle, _json(event) + b"\n")
         finally:
             os.close(handle)
 

@@ -56,7 +56,7 @@ def test_a_reading_that_is_null_is_not_a_number_and_one_never_read_is_absent(tmp
 def test_a_wait_that_was_never_measured_is_said_to_be_unseen(tmp_path: Path) -> None:
     step = {"kind": "step", "t": 1.0, "compute": 0.5, "total": 0.9}
     run = replay(write(tmp_path / "a.jsonl", HEADER, step))
-    assert run.facts["unseen"] == ["data", "h2d"]
+    assert run.facts["unseen"] == ["data", "h2d", "checkpoint"]
 
 
 def test_unknown_kinds_and_fields_and_a_torn_last_line_do_not_matter(tmp_path: Path) -> None:
@@ -145,3 +145,11 @@ def test_whatever_the_lines_hold_there_is_a_verdict_or_a_reason(
     except BadInputError:
         return
     assert verdict.findings or verdict.abstained
+
+
+def test_numbers_too_large_for_a_column_and_a_byte_order_mark_do_not_matter(tmp_path: Path) -> None:
+    step = {"kind": "step", "t": 5, "step": 1e19, "rank": -1e22, "h2d": 1, "bytes": 1e20}
+    path = write(tmp_path / "a.jsonl", HEADER, step)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (rank,) = replay(path).ranks
+    assert (rank.rank, rank.steps.number.tolist(), rank.spans.bytes.tolist()) == (0, [1], [0])

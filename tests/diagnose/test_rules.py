@@ -116,6 +116,40 @@ def test_a_rank_that_skipped_a_collective_is_named_by_its_count() -> None:
     assert "rank 1 never joined" in found[0].summary
 
 
+def pausing(*, every: int, pause_s: float, frame: str) -> RankRecord:
+    """A rank that does something else after every so many steps, and whose stack was seen meanwhile."""
+    one = loop_rank(0, steps=120, step_s=0.1)
+    later = pause_s * (np.arange(120) // every)
+    frames = {"seconds": 1.0, "frames": ["/home/me/train.py:1 <module>", frame]}
+    middles = (one.steps.start + later)[every::every] - pause_s / 2
+    return replace(
+        one,
+        spans=replace(one.spans, start=one.spans.start + later, end=one.spans.end + later),
+        steps=replace(one.steps, start=one.steps.start + later, end=one.steps.end + later),
+        events=tuple(Event(t=float(t), what="stack", text=frame, facts=frames) for t in middles),
+    )
+
+
+def test_what_a_loop_does_between_its_steps_is_no_save_unless_it_was_seen_to_save() -> None:
+    """Rollouts of a reinforcement learner come as regularly as saves."""
+    rank = pausing(every=20, pause_s=3.0, frame="/home/me/train.py:8 rollout")
+    run = run_of(rank, wall_s=float(rank.steps.end[-1]), ended="exit 0")
+    found = diagnose(replace(run, hosts=(two_cores(wall_s=run.wall_s, disk_write=1e9),)))
+    assert found.findings == ()
+    assert "the loop was mostly in /home/me/train.py:8 rollout" in found.abstained[-1].why
+    rank = pausing(every=20, pause_s=3.0, frame="/home/me/train.py:9 save_arrays")
+    assert [one.kind for one in diagnose(replace(run, ranks=(rank,))).findings] == ["checkpoint_stall"]
+
+
+@pytest.mark.parametrize(("counts", "kinds"), [((3, 3, 4), ["healthy"]), ((0, 10, 50), ["memory_pressure"])])
+def test_an_allocator_that_retries_now_and_then_is_no_finding(
+    counts: tuple[int, ...], kinds: list[str]
+) -> None:
+    memory = Samples(t=np.array([0.1, 90.0, 190.0]), columns={"retries": np.array(counts, float)})
+    rank = replace(loop_rank(0, steps=2000, step_s=0.1), memory=memory)
+    assert [one.kind for one in diagnose(run_of(rank, wall_s=200.0, ended="exit 0")).findings] == kinds
+
+
 def test_an_exchange_that_takes_long_on_an_idle_machine_is_named() -> None:
     run = run_of(exchanging(0, share=0.4), exchanging(1, share=0.4), wall_s=6.0, ended="exit 0")
     found = diagnose(replace(run, hosts=(two_cores(wall_s=6.0),))).findings

@@ -63,6 +63,19 @@ def test_a_gap_between_spans_is_named_by_its_frame(probe: Probe, tmp_path: Path)
     assert event.facts["seconds"] >= stalls.GAP_S
 
 
+def test_every_gap_is_named_also_where_nobody_looked_between_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = Probe(tmp_path)
+    monkeypatch.setattr(probe, "_open", lambda: None)
+    looking = stalls.Stalls(probe, tmp_path / "memory.rows")
+    probe.loop.number = 1
+    for began in (10.0, 12.5):
+        probe.loop.touched = began
+        looking._gap(began + 2.0)
+    assert len(told(tmp_path, "stack")) == 2
+
+
 def test_a_hang_is_told_while_it_lasts_and_when_it_is_over(probe: Probe, tmp_path: Path) -> None:
     step(probe)
     module = SimpleNamespace(all_reduce=lambda: until(lambda: told(tmp_path, "hang")))

@@ -228,5 +228,7 @@ def _tflops(rank: RankRecord, line: Timeline) -> float:
 
 
 def _retries(rank: RankRecord) -> int:
-    counts = rank.memory.columns.get("retries")
-    return int(np.nanmax(counts)) if counts is not None and np.isfinite(counts).any() else 0
+    """Since the first reading: a counter of the whole process also has those of its first step."""
+    counts = rank.memory.columns.get("retries", np.zeros(0))
+    known = counts[np.isfinite(counts)]
+    return int(known.max() - known[0]) if len(known) else 0

@@ -53,7 +53,7 @@ def memory_pressure(features: Features) -> Finding | Abstention:
     lost = loop.bare if loop.steps else 0.0
     if "out of memory" in features.ended.lower() and "cuda" in features.ended.lower():
         return _memory(features, lost, "an allocation failed and the job ended with it")
-    if features.retries:
+    if features.retries and features.retries >= at("retries") * loop.steps:
         return _memory(features, lost, f"the allocator found no room and retried {features.retries} times")
     if card is None or not known(card.memory_peak):
         return Abstention(kind=kind, why="the card's memory was not read", missing=("GPU memory",))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from stoker.diagnose.timeline import Timeline
-from stoker.recording import Floats, RankRecord, Recording, Samples
+from stoker.recording import Event, Floats, RankRecord, Recording, Samples
 
 # A step is a pause when it takes three usual ones (uneven lengths of text make twice the usual) and at least
 # a fifth of a second more (below that a garbage collection does it).
@@ -19,6 +20,7 @@ LEAST_S = 0.2
 LAG_S = 0.5
 # The first steps compile, allocate and tune: they are start-up, not pauses.
 WARM_UP = 2
+_SAVING = re.compile("save|saving|checkpoint|ckpt|dump|serial|write", re.IGNORECASE)  # in names of functions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,7 @@ class Pause:
     written: float  # bytes, until a second after: kernels write late
     told: float  # seconds of it that checkpoint spans explain
     stacked: bool  # the watcher caught the process standing
+    saving: bool  # its stack was seen meanwhile, in code that saves
 
     @property
     def seconds(self) -> float:
@@ -116,7 +119,13 @@ def _pause(
         else math.nan,
         told=float(line.within("checkpoint", np.array([start]), np.array([end]))[0]),
         stacked=any(event.what == "hang" and start <= event.t <= end + 1 for event in rank.events),
+        saving=any(_in_a_save(event) for event in rank.events if start <= event.t <= end),
     )
+
+
+def _in_a_save(event: Event) -> bool:
+    frames = event.facts.get("frames", ()) if event.what == "stack" else ()
+    return any(_SAVING.search(str(frame).rpartition("/")[2]) for frame in frames)
 
 
 def _inside(samples: Samples, name: str, window: tuple[float, float]) -> float:

@@ -33,6 +33,7 @@ from stoker.recording import (
 FORMAT = "stoker-flat-trace/"
 ABSURD = 1e24  # beyond any byte, FLOP or second of a run: a reading gone wrong
 LONGEST_S = 1e9
+LARGEST = 2.0**62  # that a column of whole numbers takes
 Line = dict[str, Any]  # one JSON object, as it was read
 
 # The parts of a step in the order in which a loop spends them, with the names that they may have.
@@ -74,7 +75,7 @@ def replay(path: Path) -> Recording:
 def _read(path: Path) -> tuple[Line, list[Line]]:
     """The header and every line of a known kind; a torn last line is left out."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(
             f"{path} cannot be read: {error}", hint="give a run folder or a flat recording (JSON lines)"
@@ -186,7 +187,7 @@ def _spans(lines: Sequence[Line], steps: Steps) -> Spans:
             if seconds > 0.0:
                 size = _number(line.get("bytes")) if kind == "h2d" else 0.0
                 until = min(at + seconds, end)
-                rows.append((KINDS.index(kind), at, until, number, 0 if math.isnan(size) else int(size)))
+                rows.append((KINDS.index(kind), at, until, number, _whole(size)))
                 at = until
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
     return Spans(
@@ -291,14 +292,14 @@ def _node(line: Line) -> str:
 
 def _whole(value: object, otherwise: int = 0) -> int:
     number = _number(value)
-    return otherwise if math.isnan(number) else int(number)
+    return int(number) if abs(number) < LARGEST else otherwise
 
 
 def _facts(header: Line, steps: Sequence[Line]) -> dict[str, Any]:
     """What the header says of the machine and the loader; never what it says of the verdict."""
     told = {"label", "cause", "note", "scenario", "kind", "format"}
     facts = {name: value for name, value in header.items() if name not in told and value is not None}
-    parts = ("data", "h2d", "compute")
+    parts = ("data", "h2d", "compute", "checkpoint")
     facts["unseen"] = [
         part
         for part in parts

@@ -133,11 +133,19 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
         return "the GPU is busy but hardly works, and whether steps went on was not seen"
     if card is not None and loop.steps and "h2d" in loop.unseen and not known(card.sm + card.pcie_rx_gb_s):
         return "neither copies nor the activity of the card's units were seen"
-    bare = loop.bare if "compute" not in loop.unseen else 0.0
+    bare = loop.bare + loop.share["stalled"] if "compute" not in loop.unseen else 0.0
     blind = card is not None and (not known(card.memory_peak) or card.working_util < 90)
     if bare >= (UNEXPLAINED if blind else 0.5):
-        return f"{percent(bare)} of the time is explained by nothing that was seen"
+        return f"{percent(bare)} of the time is explained by nothing that was seen{_standing(seen)}"
     return ""
+
+
+def _standing(seen: Features) -> str:
+    """The line of the program in which the loop was seen most often outside every span."""
+    spent: dict[str, float] = {}
+    for event in (one for events in seen.events.values() for one in events if one.what == "stack"):
+        spent[event.text] = spent.get(event.text, 0.0) + float(event.facts.get("seconds") or 0.0)
+    return f": the loop was mostly in {max(spent, key=lambda text: spent[text])}" if spent else ""
 
 
 def _health(seen: Features) -> tuple[str, ...]:

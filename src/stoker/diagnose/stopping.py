@@ -148,6 +148,8 @@ def _saves(features: Features, pause: Pause) -> bool:
         return True
     if pause.stacked or (pause.last and _ended_well(features)):
         return False
+    if "checkpoint" not in features.loop.unseen:  # saves are spans, but for those of a kind nobody hooks
+        return pause.saving
     if _worked(pause):
         return False
     if features.loop.regular and "data" not in features.loop.unseen:

@@ -99,6 +99,9 @@ THRESHOLDS = {
     "memory_half": Threshold(0.5, "of the card where giving back and taking also shows in the step's time"),
     "memory_swing": Threshold(0.02, "of the card, given back and taken again"),
     "memory_turns": Threshold(0.2, "turns a second; a phase change makes one or two in a run"),
+    "retries": Threshold(
+        0.001, "of the allocator for each step: one in a thousand costs nothing one could measure"
+    ),
     "memory_cost": Threshold(
         0.03, "share of time outside compute, where giving memory back and taking it shows"
     ),

@@ -45,7 +45,7 @@ class Stalls:
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-watch", daemon=True)
         self._stacks_left = _STACKS
-        self._gap_told = self._hang_told = self._hang_began = 0.0
+        self._gap_began = self._gap_told = self._hang_told = self._hang_began = 0.0
         self._memory_due = 0.0
 
     def start(self) -> None:
@@ -75,8 +75,9 @@ class Stalls:
         """The loop is in no span: name the frame it is in, once a gap and again while it doubles."""
         probe, loop = self._probe, self._probe.loop
         gap_s = now - loop.touched
+        if loop.touched != self._gap_began:  # another gap, whether or not we looked in between
+            self._gap_began, self._gap_told = loop.touched, 0.0
         if not loop.number or gap_s < GAP_S or not self._stacks_left:
-            self._gap_told = 0.0
             return
         if gap_s < 2 * self._gap_told:
             return

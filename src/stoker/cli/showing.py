@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -67,6 +68,34 @@ def verdict(folder: Path, showing: Showing) -> None:
     click.echo("", err=True)
     show_card(summary, sys.stderr)
     click.echo(f"\nrun     {folder}\nreport  {report}", err=True)
+
+
+@contextmanager
+def afterwards() -> Iterator[None]:
+    """What is said when the program has ended: that a log is full, that nobody reads it any more, that
+    somebody will not wait for it, or a fault of ours, none of it may become the program's exit code."""
+    try:
+        yield
+    except OSError:
+        _say_no_more()
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        with suppress(OSError):
+            click.echo(f"stoker: {type(error).__name__}: {error}", err=True)
+
+
+def _say_no_more() -> None:
+    """Python would try once more at its end to write what is left, and exit with 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def with_stderr() -> None:
+    """A service may have closed it."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as this process lives
 
 
 def serve_until_stopped(run: Path, showing: Showing) -> None:

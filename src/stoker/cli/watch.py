@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, shown, verdict
+from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, afterwards, shown, verdict, with_stderr
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def command(
     from stoker.observe.sizes import find_flag
     from stoker.observe.watch import Options, name_of, watch
 
+    with_stderr()
+
     if bool(command) == (pid is not None):
         raise UsageError("give either a command or --pid", hint="stoker watch -- python train.py")
     if batch_flag and what_if != "batch":
@@ -109,9 +111,10 @@ def command(
             code = watch_pid(pid, options)
         else:
             code = watch(command, options)
-    verdict(folder, showing)
-    if what_if == "data":
-        _say_ceiling(folder)
+    with afterwards():
+        verdict(folder, showing)
+        if what_if == "data":
+            _say_ceiling(folder)
     context.exit(code)
 
 
@@ -121,10 +124,11 @@ def _what_if_batch(flag: BatchFlag, options: Options, showing: Showing, *, windo
     from stoker.report.whatif import whatif_lines, write_whatif
 
     found = watch_sizes(flag, options, window_s=window_s, shown=lambda folder: shown(folder, showing))
-    click.echo("\n".join(["", *whatif_lines(found)]), err=True)
-    page = options.folder / "whatif.html"
-    write_whatif(found, page)
-    click.echo(f"\nruns    {options.folder}\nplot    {page}", err=True)
+    with afterwards():
+        click.echo("\n".join(["", *whatif_lines(found)]), err=True)
+        page = options.folder / "whatif.html"
+        write_whatif(found, page)
+        click.echo(f"\nruns    {options.folder}\nplot    {page}", err=True)
     return found.code
 
 

@@ -40,7 +40,7 @@ def read_need(path: Path) -> Need:
         raise StorageError(
             f"{path} cannot be read: {error.strerror}", hint="write one with `stoker plan --json`"
         ) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BadInputError(
             f"{path} is no need: {error}", hint='write {"needs": {"shm_bytes": 17179869184}}'
         ) from error

@@ -76,6 +76,15 @@ def test_every_gap_is_named_also_where_nobody_looked_between_two(
     assert len(told(tmp_path, "stack")) == 2
 
 
+def test_a_hang_of_days_fills_no_disk(tmp_path: Path) -> None:
+    probe = Probe(tmp_path)
+    looking = stalls.Stalls(probe, tmp_path / "memory.rows")
+    probe.loop.touched = 0.0
+    for second in range(0, 2 * 86_400, 15):
+        looking._hang(float(second))
+    assert 20 < len(told(tmp_path, "hang")) < 100
+
+
 def test_a_hang_is_told_while_it_lasts_and_when_it_is_over(probe: Probe, tmp_path: Path) -> None:
     step(probe)
     module = SimpleNamespace(all_reduce=lambda: until(lambda: told(tmp_path, "hang")))

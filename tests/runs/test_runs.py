@@ -98,6 +98,21 @@ def test_words_of_a_command_that_are_no_utf8_can_be_shown(tmp_path: Path) -> Non
     assert (run.title, run.ranks[0].events[0].text) == ("caf?.py", "caf?")
 
 
+def test_samples_of_a_month_are_read_in_the_memory_of_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.runs.columns.ROWS", 100)
+    for part, name in enumerate(("cpu", "mem")):
+        rows = Rows(tmp_path / "host-b.rows")
+        for t in range(700):
+            rows.add(700 * part + t, {name: t})
+        rows.close()
+    samples = read_rows(tmp_path / "host-b.rows", shift_s=0.0)
+    assert samples.t.tolist() == [*range(0, 700, 14), 699, *range(700, 1400, 14), 1399]
+    assert samples.columns["cpu"][:3].tolist() == [0.0, 14.0, 28.0]
+    assert np.isnan(samples.columns["cpu"][-1])
+
+
 def test_of_processes_that_train_as_one_rank_at_the_same_time_one_is_shown(tmp_path: Path) -> None:
     for pid, steps in ((7, 3), (8, 5)):
         process = Process(tmp_path, rank=0, pid=pid)

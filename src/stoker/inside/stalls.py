@@ -30,6 +30,7 @@ FIRST_S = 5.0
 GAP_S = 0.05
 HANG_S = 10.0
 SAY_AGAIN_S = 30.0
+SAY_AGAIN = 0.1  # of the time it lasts: a job may hang over a weekend, and every stack of it is some 30 KB
 MEMORY_S = 1.0
 _STACKS = 500  # events of one process: a gap in every step of a long run says nothing new
 _FRAMES = 40
@@ -98,7 +99,7 @@ class Stalls:
             if self._hang_told:
                 probe.events.say("hang over", "", seconds=loop.touched - self._hang_began)
             self._hang_told = 0.0
-        elif not self._hang_told or now - self._hang_told > SAY_AGAIN_S:
+        elif not self._hang_told or now - self._hang_told > max(SAY_AGAIN_S, SAY_AGAIN * silent_s):
             self._hang_told, self._hang_began = now, loop.touched
             frame = frame_of(loop.thread)
             inside = spans_around(frame, optimizing=probe.optimizing)

@@ -21,6 +21,9 @@ _RECORD = np.dtype(
     ]
 )  # fmt: skip
 
+ROWS = 1 << 16  # of one file of samples: 18 hours at one a second
+_BLOCK = 256  # rows kept of each read
+
 # What the stages call their spans, by the kind of time it is; a name in neither list is no time of the loop.
 _KIND_OF = {**{kind: kind for kind in KINDS}, "load.wait": "data", "load.copy": "h2d"}
 
@@ -126,8 +129,11 @@ def _handed_out(spans: Ring, ends: Floats) -> Floats:
 
 
 def read_rows(path: Path, *, shift_s: float) -> Samples:
-    """Every part of a file of samples; a torn last row is left out."""
-    parts = [_read_part(part) for part in (path, *_later_parts(path)) if part.exists()]
+    """Every part of a file of samples; a torn last row is left out. Of more than ROWS every second is read,
+    or every third, …, and the last: a live reader of a month of samples would take gigabytes."""
+    tables = [table for part in (path, *_later_parts(path)) if (table := _Table.of(part)) is not None]
+    every = max(1, -(-sum(table.count for table in tables) // ROWS))
+    parts = [table.read(every) for table in tables]
     t = np.concatenate([part[0] for part in parts]) if parts else np.empty(0)
     names = dict.fromkeys(name for _, columns in parts for name in columns)
     columns = {name: _joined(parts, name) for name in names}
@@ -156,16 +162,43 @@ def _later_parts(path: Path) -> list[Path]:
     return sorted(numbered, key=lambda part: int(part.name.split(".")[-2]))
 
 
-def _read_part(path: Path) -> tuple[Floats, dict[str, Floats]]:
-    head, _, data = path.read_bytes().partition(b"\n")
-    try:
-        names = json.loads(head)["columns"]
-    except ValueError:  # its first line is still being written
-        return np.empty(0), {}
-    row = np.dtype([("t", "<f8"), ("readings", "<f4", (len(names),))])
-    rows = np.frombuffer(data, row, len(data) // row.itemsize)
-    readings = rows["readings"].astype(np.float64)
-    return rows["t"].copy(), {name: readings[:, index] for index, name in enumerate(names)}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Table:
+    """One part: where its rows begin, what they hold, how many there are."""
+
+    path: Path
+    names: list[str]
+    begin: int
+    count: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Table | None:
+        """None of a part that is not there, or whose first line is still being written."""
+        try:
+            with path.open("rb") as file:
+                head = file.readline()
+            names = json.loads(head)["columns"]
+            count = (path.stat().st_size - len(head)) // _row(names).itemsize
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return cls(path=path, names=names, begin=len(head), count=count)
+
+    def read(self, every: int) -> tuple[Floats, dict[str, Floats]]:
+        row, kept = _row(self.names), []
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            for first in range(0, self.count, every * _BLOCK):
+                some = np.fromfile(file, row, min(every * _BLOCK, self.count - first))
+                kept.append(some[::every].copy())
+            if self.count and (self.count - 1) % every:
+                kept.append(some[-1:].copy())
+        rows = np.concatenate(kept) if kept else np.empty(0, row)
+        readings = rows["readings"].astype(np.float64)
+        return rows["t"].copy(), {name: readings[:, index] for index, name in enumerate(self.names)}
+
+
+def _row(names: list[str]) -> np.dtype[Any]:
+    return np.dtype([("t", "<f8"), ("readings", "<f4", (len(names),))])
 
 
 def _joined(parts: list[tuple[Floats, dict[str, Floats]]], name: str) -> Floats:

@@ -16,7 +16,8 @@ from stoker.inside.forward import Roots
 from stoker.inside.hooks import _say_error_of_loader
 from stoker.inside.probe import Probe
 from stoker.inside.stalls import Stalls
-from stoker.inside.switch import Switch
+from stoker.inside.switch import Switch, saving
+from stoker.recording import KINDS
 from stoker.runs.columns import read_rows
 
 if TYPE_CHECKING:
@@ -110,3 +111,16 @@ def test_ranks_that_a_program_starts_itself_are_those_of_its_group(probe: Probe,
     run = runs.read(tmp_path)
     assert ([rank.rank for rank in run.ranks], run.facts["world"], roots.ranks) == ([3], 4, 4)
     assert np.isfinite(run.wall_s)
+
+
+def test_a_process_that_only_saves_leaves_no_files_and_its_save_is_told_when_it_trains(
+    tmp_path: Path,
+) -> None:
+    probe, saved = Probe(tmp_path), []
+    save = saving(probe, saved.append)
+    save(1)
+    assert (saved, list(tmp_path.iterdir())) == ([1], [])
+    probe.begin()
+    probe.close()
+    (rank,) = runs.read(tmp_path).ranks
+    assert KINDS.index("checkpoint") in rank.spans.kind

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stoker import runs
 from stoker.errors import BadInputError
 from stoker.recording import KINDS
+from stoker.runs.alive import own_mark
 from stoker.runs.columns import read_events, read_rows
 from stoker.runs.files import VERSION, Clock, Events, Rows, process_key, write_meta
 from stoker.spans import FIRST, RECORD, Ring
@@ -255,6 +256,30 @@ def test_a_run_whose_watcher_lives_is_running_and_its_wall_goes_on(tmp_path: Pat
     assert run.ended == "running"
     assert run.wall_s >= 5
     assert run.facts["missing"] == ["no training process attached: only the machine was observed"]
+
+
+@pytest.mark.parametrize("where", ["this machine", "another container", "another machine"])
+def test_a_watcher_that_was_killed_is_lost_wherever_its_run_is_read(tmp_path: Path, where: str) -> None:
+    """Its number is in use: every container has a process 1, and numbers come again."""
+    clock, (space, began) = Clock.here().as_dict(), own_mark()
+    if where == "another machine":
+        clock["boot"] = "another"
+    mark = [space + (where != "this machine"), began + 1]
+    watcher(tmp_path, began=clock["offset_s"], clock=clock, mark=mark)
+    rows = Rows(tmp_path / "host-b.rows")
+    rows.add(7.0, {"cpu": 1.0})
+    rows.close()
+    for path in tmp_path.iterdir():
+        os.utime(path, (BEGAN, BEGAN))
+    run = runs.read(tmp_path)
+    assert (run.ended, run.wall_s) == ("lost", pytest.approx(7.0, abs=1e-3))
+
+
+@pytest.mark.parametrize("space", [0, 1])
+def test_a_watcher_that_lives_is_running_also_for_another_container(tmp_path: Path, space: int) -> None:
+    mark = own_mark()
+    watcher(tmp_path, clock=Clock.here().as_dict(), mark=[mark[0] + space, mark[1]])
+    assert runs.read(tmp_path).ended == "running"
 
 
 def test_rows_take_new_columns_and_leave_out_a_torn_row(tmp_path: Path) -> None:

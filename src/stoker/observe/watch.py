@@ -20,6 +20,7 @@ from stoker.observe.ending import ending
 from stoker.observe.inject import injected, not_attachable
 from stoker.observe.sampler import Sampler, trainers
 from stoker.observe.window import Window
+from stoker.runs.alive import own_mark
 from stoker.runs.files import VERSION, Clock, node_name, read_meta, write_meta
 from stoker.world import World
 
@@ -57,6 +58,7 @@ class Node:
             "argv": list(argv),
             "node": self.name,
             "pid": os.getpid(),
+            "mark": own_mark(),
             "began": time.monotonic() + self._clock.offset_s,
             "clock": self._clock.as_dict(),
             "hz": options.hz,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import numpy as np
 
 from stoker.errors import BadInputError
 from stoker.recording import KINDS, GpuRecord, HostRecord, RankRecord, Recording, Samples, Spans, Steps
+from stoker.runs.alive import runs_still
 from stoker.runs.clocks import skews
 from stoker.runs.columns import as_spans, as_steps, loop_thread, read_events, read_ring, read_rows
 from stoker.runs.files import VERSION, Clock, read_meta
@@ -43,11 +43,12 @@ def gather(folder: Path) -> Recording:
     processes, shifts = _aligned([_process(folder, meta, shifts) for meta in metas], shifts)
     ranks = _ranks(processes)
     hosts, gpus = _machines(folder, watchers, shifts)
-    wall_s = _wall_s(watchers, ranks, began, shifts)
+    running = [runs_still(meta, folder) for meta in watchers]
+    wall_s = _wall_s(watchers, any(running), ranks, hosts, began, shifts)
     whole = Recording(
         title=watchers[0]["title"] if watchers else folder.name,
         wall_s=wall_s,
-        ended=_ended(watchers),
+        ended=_ended(watchers, running),
         ranks=ranks,
         gpus=gpus,
         hosts=hosts,
@@ -229,29 +230,34 @@ def _gpu(folder: Path, meta: Meta, card: Meta, shift_s: float) -> GpuRecord:
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def _wall_s(watchers: Sequence[Meta], ranks: Iterable[RankRecord], began: float, shifts: Shifts) -> float:
-    """Until the last watcher ended; of one that still runs, until now; of a lost one, until the last span."""
+def _wall_s(
+    watchers: Sequence[Meta],
+    running: bool,
+    ranks: Iterable[RankRecord],
+    hosts: Iterable[HostRecord],
+    began: float,
+    shifts: Shifts,
+) -> float:
+    """Until the last watcher ended; of one that still runs, until now; of a lost one, until the last span or
+    sample."""
     ends = [meta["ended_at"] - began for meta in watchers if meta.get("ended_at")]
-    if any(_runs(meta) for meta in watchers):
+    if running:
         here_s = shifts.get(Clock.here().boot)
         ends.append(time.time() - began if here_s is None else time.monotonic() + here_s)
     if len(ends) < len(watchers) or not watchers:
         ends += [float(one.spans.end.max()) for one in ranks if len(one.spans.end)]
+        ends += [float(one.samples.t[-1]) for one in hosts if len(one.samples.t)]
     return max(ends, default=0.0)
 
 
-def _ended(watchers: Sequence[Meta]) -> str:
+def _ended(watchers: Sequence[Meta], running: Sequence[bool]) -> str:
     """The worst end of all watchers."""
-    ends = [meta.get("ended") or ("running" if _runs(meta) else "lost") for meta in watchers]
+    ends = [
+        meta.get("ended") or ("running" if runs else "lost")
+        for meta, runs in zip(watchers, running, strict=True)
+    ]
     bad = [end for end in ends if end not in ("exit 0", "running")]
     return (bad or sorted(ends, reverse=True) or [""])[0]
-
-
-def _runs(meta: Meta) -> bool:
-    """Does this watcher still run? Only its own machine can know; another one believes it."""
-    if meta.get("ended"):
-        return False
-    return meta["clock"]["boot"] != Clock.here().boot or os.path.exists(f"/proc/{meta['pid']}")
 
 
 def _facts(

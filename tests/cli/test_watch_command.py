@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,3 +26,8 @@ def test_a_log_that_cannot_be_written_changes_no_exit_code(
     )
     assert (tmp_path / "rc").read_text() == "4\n"
     assert done.stdout == "out\n"
+
+
+def test_where_there_is_no_verdict_it_says_why(run_stoker: Callable[..., Any]) -> None:
+    done = run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true")
+    assert "why not\n  - healthy: the GPU was not read" in done.stderr

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from stoker.diagnose.rules import Verdict
     from stoker.report.summary import Summary
 
 PAGE_PORT, METRICS_PORT = "8750", "9750"
@@ -60,13 +61,16 @@ def verdict(folder: Path, showing: Showing) -> None:
 
     report = folder / "report.html"
     try:
-        summary = look(folder, showing)
+        summary, found = _judged(folder, showing)
         write_report(summary, report)
     except Exception as error:  # no fault of ours may become the program's exit code
         click.echo(f"stoker: no verdict: {type(error).__name__}: {error}\nrun     {folder}", err=True)
         return
     click.echo("", err=True)
     show_card(summary, sys.stderr)
+    if not found.findings:
+        doubts = [one.why for one in found.abstained if one.kind == "healthy"]
+        click.echo("\n".join(["", "why not", *(f"  - healthy: {why}" for why in doubts)]), err=True)
     click.echo(f"\nrun     {folder}\nreport  {report}", err=True)
 
 
@@ -113,9 +117,14 @@ def serve_until_stopped(run: Path, showing: Showing) -> None:
 
 def look(run: Path, showing: Showing) -> Summary:
     """The run as it is now."""
+    return _judged(run, showing)[0]
+
+
+def _judged(run: Path, showing: Showing) -> tuple[Summary, Verdict]:
     from stoker.cli.diagnose import read_recording
     from stoker.diagnose.rules import diagnose
     from stoker.report.summary import summarise
 
     recording = read_recording(run)
-    return summarise(recording, diagnose(recording).findings, price=showing.price)
+    found = diagnose(recording)
+    return summarise(recording, found.findings, price=showing.price), found

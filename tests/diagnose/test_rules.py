@@ -192,6 +192,22 @@ def test_a_loop_that_stands_without_any_rank_waiting_is_a_host_hang() -> None:
     assert any("train.py:7" in text for text in found[0].evidence)
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_lost"),
+    [
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711", True),
+        (
+            "RuntimeError: [gloo/transport/tcp/pair.cc:534] Read error: Connection reset by peer",
+            True,
+        ),
+        ("OSError: [Errno 104] Connection reset by peer, of a store", False),
+    ],
+)
+def test_a_rank_that_died_is_known_by_what_the_others_say(reason: str, is_lost: bool) -> None:
+    run = run_of(loop_rank(0, steps=40, step_s=0.1), wall_s=6.0, ended=f"exit 1: {reason}")
+    assert ("collective_hang" in [one.kind for one in diagnose(run).findings]) == is_lost
+
+
 def test_what_follows_the_last_step_of_a_run_that_ended_well_is_no_hang() -> None:
     run = run_of(loop_rank(0, steps=100, step_s=0.1), wall_s=25.0, ended="exit 0")
     assert [one.kind for one in diagnose(run).findings] == ["healthy"]

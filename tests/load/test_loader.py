@@ -186,6 +186,8 @@ def run_job(corpus, shape, steps, state, options):
             start_epoch, batches = loader.epoch, []
             if steps and start_epoch == 0:
                 for taken in loader:
+                    if is_in_the_second_epoch(loader):  # less than a batch was left of the first
+                        break
                     batches.append([row.tobytes() for row in taken["input_ids"][:, :8].astype(np.int64)])
                     if len(batches) == steps:
                         break
@@ -197,6 +199,11 @@ def run_job(corpus, shape, steps, state, options):
     for step in zip(*per_rank, strict=True):
         rows += [row for turn in zip(*step, strict=True) for row in turn]
     return states[0], rows
+
+
+def is_in_the_second_epoch(loader):
+    state = loader.state_dict()
+    return (state["epoch"], state["position"], state["row"]) > (1, 0, 0)
 
 
 def test_a_state_resumes_across_epochs(corpus):

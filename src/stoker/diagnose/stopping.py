@@ -210,8 +210,10 @@ def _absent(features: Features) -> tuple[list[int], list[int]]:
 
 def _lost_peer(features: Features) -> bool:
     """The words with which NCCL and Gloo give up."""
+    ended = features.ended.lower()
     words = ("connection closed by peer", "collective operation timeout", "nccl timeout", "timed out waiting")
-    return any(word in features.ended.lower() for word in words)
+    reset = "gloo" in ended and "connection reset by peer" in ended  # a store resets connections as well
+    return reset or any(word in ended for word in words)
 
 
 def _peer_lost(features: Features) -> Finding:

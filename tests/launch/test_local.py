@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stoker.errors import TaskError
 from stoker.launch.ledger import Ledger
-from stoker.launch.local import LocalPool
+from stoker.launch.local import LocalPool, _held_back_ctrl_c
 from stoker.world import usable_cores
 
 if TYPE_CHECKING:
@@ -91,6 +92,27 @@ def test_an_interrupted_run_leaves_no_half_written_file(ran: Any, tmp_path: Path
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not list(tmp_path.glob(".shard*"))
+
+
+def test_ctrl_c_is_heeded_once_a_worker_is_whole() -> None:
+    begun, whole = threading.Event(), threading.Event()
+
+    def get_it() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    def make() -> None:
+        with _held_back_ctrl_c():
+            begun.set()
+            other.join()
+            whole.set()
+
+    other = threading.Thread(target=get_it)  # which has nothing blocked
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    assert whole.is_set()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_closing_twice_is_safe() -> None:

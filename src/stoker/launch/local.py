@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType, TracebackType
@@ -94,11 +96,8 @@ class LocalPool:
     def _start(self) -> Connection:
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=_serve, args=(theirs, self._entry, self._preload), daemon=True)
-        others = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)  # a worker is born with it held back
-        try:
+        with _held_back_ctrl_c():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, others)
         theirs.close()
         self._workers[ours] = process
         return ours
@@ -116,6 +115,27 @@ class LocalPool:
         process.join()
         code = process.exitcode or 0
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@contextmanager
+def _held_back_ctrl_c() -> Iterator[None]:
+    """A worker is born with Ctrl-C blocked, and the driver heeds it only once a worker is whole: each would
+    print tracebacks otherwise. To block it is not enough here, where another thread may get it."""
+    resource_tracker.ensure_running()  # which unblocks what is blocked when it has to be started
+    held: list[tuple[int, FrameType | None]] = []
+    heeding = signal.getsignal(signal.SIGINT)
+    is_ours = threading.current_thread() is threading.main_thread() and heeding is not None
+    if is_ours:
+        signal.signal(signal.SIGINT, lambda *came: held.append(came))
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        if is_ours:
+            signal.signal(signal.SIGINT, heeding)
+        if held and callable(heeding):
+            heeding(*held[0])
 
 
 def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:

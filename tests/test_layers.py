@@ -23,6 +23,7 @@ LAYERS = {
         "native",
         "mixing",
         "world",
+        "processes",
         "formats",
         "storage",
         "manifest",

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stoker.processes import started
 from stoker.runs.files import VERSION, Clock, node_name, process_key
 from stoker.world import World
 
 
 def began() -> float:
     """When this process began, on the monotonic clock."""
-    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
+    ticks = int(started(os.getpid()))
     # Counted from boot; the monotonic clock leaves out the time the machine was suspended.
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from stoker.processes import boot, is_zombie, namespaces, started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +39,10 @@ class Owner:
     def this_process(cls, *, token: str, epoch: int, purpose: str, ttl_s: float) -> Owner:
         return cls(
             host=os.uname().nodename,
-            boot=_boot(),
-            pid_namespace=_namespaces(),
+            boot=boot(),
+            pid_namespace=namespaces(),
             pid=os.getpid(),
-            started=_started("self"),
+            started=started(os.getpid()),
             token=token,
             epoch=epoch,
             purpose=purpose,
@@ -69,7 +70,7 @@ class Owner:
 
     def _lives(self) -> bool | None:
         """None where that cannot be known."""
-        here = (os.uname().nodename, _boot(), _namespaces())
+        here = (os.uname().nodename, boot(), namespaces())
         if (self.host, self.boot, self.pid_namespace) != here or not all(here) or not self.started:
             return None
         try:
@@ -78,8 +79,8 @@ class Owner:
             return False
         except OSError:
             pass
-        started = _started(str(self.pid))
-        return started == self.started and not _is_zombie(self.pid) if started else None
+        now = started(self.pid)
+        return now == self.started and not is_zombie(self.pid) if now else None
 
     @property
     def clock(self) -> str:
@@ -92,51 +93,3 @@ class Owner:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.purpose})" if self.purpose else "")
-
-
-def _boot() -> str:
-    return _read("/proc/sys/kernel/random/boot_id").strip()
-
-
-def _namespaces() -> str:
-    """The namespaces that give a process id and a start time their meaning.
-
-    Empty, so that nothing is proven, where /proc shows another namespace than ours (`unshare --pid` without
-    a mount of its own): its numbers would be those of strangers.
-    """
-    try:
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return ""
-        return " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "time") if _has(kind))
-    except OSError:
-        return ""
-
-
-def _has(kind: str) -> bool:
-    return os.path.lexists(f"/proc/self/ns/{kind}")
-
-
-def _started(pid: str) -> str:
-    """Ticks from boot to the start of a process; empty where that cannot be read."""
-    return "".join(_fields(pid)[19:20])
-
-
-def _is_zombie(pid: int) -> bool:
-    """Dead but not yet waited for. While one of its threads lives, so does what that thread writes."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return False
-    return _fields(str(pid))[:1] in (["Z"], ["X"]) and len(threads) == 1
-
-
-def _fields(pid: str) -> list[str]:
-    """/proc/PID/stat after the program's name, which may hold anything: state, parent, …, start time."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

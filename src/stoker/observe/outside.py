@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError
-from stoker.observe.sampler import lives
 from stoker.observe.watch import Node, Options, begin_run, sampling
+from stoker.processes import lives
 from stoker.runs.files import VERSION, Clock, Events, process_key, write_meta
 
 _LOOK_S = 0.5

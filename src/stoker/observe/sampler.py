@@ -86,11 +86,3 @@ def trainers(folder: Path, node: str) -> list[int]:
     names = [name for name in os.listdir(folder) if name.startswith(begin) and name.endswith(end)]
     pids = {int(name[len(begin) : -len(end)].partition("x")[0]) for name in names}
     return [pid for pid in sorted(pids) if os.path.exists(f"/proc/{pid}")]
-
-
-def lives(pid: int) -> bool:
-    """Not gone, and not a zombie. Of what is no child of ours nothing tells us the end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

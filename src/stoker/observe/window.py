@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from stoker.inside.boot import VARIABLE
-from stoker.observe.sampler import lives, trainers
+from stoker.observe.sampler import trainers
+from stoker.processes import lives
 from stoker.runs.batches import SETTLE
 from stoker.runs.columns import read_ring
 from stoker.runs.files import node_name

@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stoker.processes import lives, namespaces, started
 from stoker.runs.files import Clock
 
 _FRESH_S = 120.0  # since a file was written: attributes on NFS are up to a minute old, and clocks differ
 _SAMPLES = 3  # or so many samples' time, where they are far apart
 
 
-def own_mark() -> list[int]:
-    """What tells this process from others of its number: the space its number is of, and when it began."""
-    return [_space(), _began(os.getpid())]
+def own_mark() -> list[str]:
+    """What tells this process from others of its number: what its number is of, and when it began."""
+    return [namespaces(), started(os.getpid())]
 
 
 def runs_still(meta: Mapping[str, Any], folder: Path) -> bool:
@@ -29,26 +29,11 @@ def runs_still(meta: Mapping[str, Any], folder: Path) -> bool:
     if meta.get("ended"):
         return False
     mark = meta.get("mark")
-    if mark and meta["clock"]["boot"] == Clock.here().boot and mark[0] == _space():
-        return bool(_began(meta["pid"]) == mark[1])
+    if mark and meta["clock"]["boot"] == Clock.here().boot and mark[0] and mark[0] == namespaces():
+        return lives(meta["pid"]) and started(meta["pid"]) == mark[1]
     written = [_written(path) for path in folder.glob(f"*-{meta['node']}*")]
     fresh_s = max(_FRESH_S, _SAMPLES / float(meta.get("hz") or 1.0))
     return max(written, default=0.0) > time.time() - fresh_s
-
-
-def _space() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _began(pid: int) -> int:
-    """In ticks since boot; 0 of a process that is not there, or whose end nobody has asked for yet."""
-    with suppress(OSError, IndexError, ValueError):
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(words[19]) if words[0] not in "ZX" else 0
-    return 0
 
 
 def _written(path: Path) -> float:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.processes import boot
+
 VERSION = 1  # of a run folder, in its meta files
 _NAN = float("nan")
 
@@ -26,11 +28,7 @@ class Clock:
 
     @classmethod
     def here(cls) -> Clock:
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            boot = node_name()
-        return cls(boot=boot, offset_s=time.time() - time.monotonic())
+        return cls(boot=boot() or node_name(), offset_s=time.time() - time.monotonic())
 
     def as_dict(self) -> dict[str, Any]:
         return {"boot": self.boot, "offset_s": self.offset_s}

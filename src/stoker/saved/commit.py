@@ -26,6 +26,7 @@ from typing import Any
 
 from stoker import __version__
 from stoker.errors import CheckpointError, StokerError
+from stoker.processes import boot, lives, namespaces, started
 from stoker.saved.layout import (
     MANIFEST,
     SAVING,
@@ -176,10 +177,10 @@ def this_owner() -> dict[str, Any]:
     """Who makes a temporary folder: enough to know later whether it still lives."""
     return {
         "host": socket.gethostname(),
-        "boot": _boot(),
-        "pids": _pid_namespace(),
+        "boot": boot(),
+        "pids": namespaces(),
         "pid": os.getpid(),
-        "started": _started(os.getpid()),
+        "started": started(os.getpid()),
         "at": time.time(),
     }
 
@@ -188,31 +189,9 @@ def is_dead(owner: dict[str, Any]) -> bool | None:
     """Whether the maker of a folder is gone; None where that cannot be seen from here."""
     if owner.get("host") != socket.gethostname():
         return None
-    if owner.get("boot") != _boot():
+    if owner.get("boot") != boot():
         return True
-    if owner.get("pids", "") != _pid_namespace():  # another container of this pod: its processes are not seen
+    here = namespaces()
+    if not here or owner.get("pids") != here:  # another container of this pod: its processes are not seen
         return None
-    return bool(_started(owner["pid"]) != owner["started"])
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; nothing for one that is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    return not lives(owner["pid"]) or started(owner["pid"]) != owner["started"]

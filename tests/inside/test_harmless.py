@@ -16,21 +16,12 @@ from stoker.inside.forward import Roots
 from stoker.inside.hooks import _say_error_of_loader
 from stoker.inside.probe import Probe
 from stoker.inside.stalls import Stalls
-from stoker.inside.switch import Switch, saving
+from stoker.inside.switch import Switch, timed
 from stoker.recording import KINDS
 from stoker.runs.columns import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def probe(tmp_path: Path) -> Iterator[Probe]:
-    probe = Probe(tmp_path)
-    probe.begin()
-    yield probe
-    probe.close()
 
 
 class Event:
@@ -117,7 +108,7 @@ def test_a_process_that_only_saves_leaves_no_files_and_its_save_is_told_when_it_
     tmp_path: Path,
 ) -> None:
     probe, saved = Probe(tmp_path), []
-    save = saving(probe, saved.append)
+    save = timed(probe, "checkpoint", saved.append, begins=False)
     save(1)
     assert (saved, list(tmp_path.iterdir())) == ([1], [])
     probe.begin()

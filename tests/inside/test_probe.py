@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from stoker import runs
 from stoker.inside.batches import batch_bytes, text_part, tokens_of
@@ -22,18 +21,9 @@ from stoker.runs.files import node_name, process_key, read_meta
 from stoker.spans import emit, read_ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from stoker.spans import Span
-
-
-@pytest.fixture
-def probe(tmp_path: Path) -> Iterator[Probe]:
-    probe = Probe(tmp_path)
-    probe.begin()
-    yield probe
-    probe.close()
 
 
 def put(probe: Probe, kind: str, note: object = "", *, start: float | None = None) -> float:

@@ -24,7 +24,7 @@ from stoker.inside.device import hook_copies, hook_syncs
 from stoker.inside.forward import Roots
 from stoker.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.inside.probe import Probe
-from stoker.inside.switch import Switch, ident, now, saving, unseen
+from stoker.inside.switch import Switch, ident, now, timed, unseen
 from stoker.inside.whatif import Cached
 
 _BATCHES_BETWEEN_LOOKS = 256
@@ -174,7 +174,7 @@ def _code_around(module: Any) -> CodeType | None:
 
 def hook_saves(probe: Probe, roots: Roots, module: Any) -> None:
     """`torch.save`, where `torch` itself and `torch.serialization` offer it."""
-    module.save = saving(probe, module.save)
+    module.save = _saving(probe, module.save)
     module.serialization.save = module.save
 
 
@@ -182,12 +182,17 @@ def hook_sharded_saves(probe: Probe, roots: Roots, module: Any) -> None:
     """Saves of torch.distributed.checkpoint; of an asynchronous one, what the loop waits for."""
     for name in ("save", "async_save", "save_state_dict"):
         if hasattr(module, name):
-            setattr(module, name, saving(probe, getattr(module, name)))
+            setattr(module, name, _saving(probe, getattr(module, name)))
 
 
 def hook_safetensors(probe: Probe, roots: Roots, module: Any) -> None:
     for name in ("save_file", "save_model"):
-        setattr(module, name, saving(probe, getattr(module, name)))
+        setattr(module, name, _saving(probe, getattr(module, name)))
+
+
+def _saving(probe: Probe, original: Any) -> Any:
+    """Helpers that prepare data save too, thousands in a job: a save makes no trainer of a process."""
+    return timed(probe, "checkpoint", original, begins=False)
 
 
 def hook_exit(probe: Probe, roots: Roots, module: Any) -> None:

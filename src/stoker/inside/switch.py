@@ -42,30 +42,17 @@ def unseen(function: Function) -> Function:
     return function
 
 
-def timed(probe: Probe, kind: str, original: Function) -> Function:
-    """`original`, reported as a span of this kind. Putting marks never raises: it needs no switch."""
+def timed(probe: Probe, kind: str, original: Function, *, begins: bool = True) -> Function:
+    """`original`, reported as a span of this kind. Putting marks never raises: it needs no switch.
+
+    A process that calls it is a trainer, which has 27 MB of files; not if it `begins` nothing: then the span
+    is read once the process trains, if it ever does."""
     put = probe.marks.append
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not probe.begun:
+        if begins and not probe.begun:
             probe.begin()
-        start = now()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            put((kind, start, now(), ident(), 0, ""))
-
-    return unseen(call)
-
-
-def saving(probe: Probe, original: Function) -> Function:
-    """`original`, reported as a save. It makes no trainer of a process, which would cost 27 MB of files:
-    helpers that prepare data save too, thousands in a job. Of one that trains later it is read then."""
-    kind, put = "checkpoint", probe.marks.append
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
         start = now()
         try:
             return original(*args, **kwargs)

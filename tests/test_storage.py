@@ -105,7 +105,7 @@ def test_an_object_that_is_replaced_is_not_read_as_one_with_its_successor() -> N
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         with open_store(f"http://127.0.0.1:{server.server_port}").open("x") as file:

@@ -128,6 +128,7 @@ def allowed(importer: str, imported: str) -> bool:
     return LAYER_OF[there] in MAY_IMPORT[layer]
 
 
+@cache
 def all_imports() -> list[tuple[str, str]]:
     return [(name, target) for name, path in modules().items() for target in sorted(imports(name, path))]
 

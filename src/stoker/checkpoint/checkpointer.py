@@ -304,9 +304,8 @@ class Checkpointer:
         self._check_process()
         if self._saver is None or self._saver.pending is None:
             return
-        error = (
-            self._saver.pending.exception()
-        )  # who is interrupted here waits again, or it would be forgotten
+        # who is interrupted here waits again, or it would be forgotten
+        error = self._saver.pending.exception()
         pending, self._saver.pending = self._saver.pending, None
         if error is not None:
             self._failures.append(failed(NOT_SAVED, error))

@@ -17,9 +17,7 @@ _WORD = re.compile(r"[\w.,/+-]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
 _UNLIMITED = ("0", "UNLIMITED", "INFINITE")
 _IMAGE = re.compile(r"[\w.:/@-]+")
-_PATH = re.compile(
-    r"(/[^/\s:$]+)+/?"
-)  # without what a shell, the kubelet or a mount takes for something else
+_PATH = re.compile(r"(/[^/\s:$]+)+/?")  # without what shell, kubelet or mount take for something else
 _TAKEN = ("/dev/shm", "/etc/stoker")  # by volumes of a pod's own
 _LAST_S = 30  # of the grace: what is not saved by then is left behind, so that the end is an orderly one
 METRICS_PORT, HEALTH_PORT, RENDEZVOUS_PORT = 9750, 9751, 29500

@@ -94,9 +94,8 @@ def filesystem(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 def room(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     free, total = known(place.free_bytes), known(place.total_bytes)
     read = f"{say(free)} of {say(total)} free"
-    held = (
-        place.held_bytes if isinstance(place.held_bytes, int) else 0
-    )  # a job that comes back finds its share
+    # a job that comes back finds its share
+    held = place.held_bytes if isinstance(place.held_bytes, int) else 0
     if place.role == "cache" and need.cache_bytes is not None and free + held < need.cache_bytes:
         return fail(
             f"{read}, {say(held)} lie there already; {say(need.cache_bytes)} are needed",

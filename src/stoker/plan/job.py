@@ -20,9 +20,7 @@ from stoker.plan.documents import read_document
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"^(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s|min|h|d|)$")
-_BITS = re.compile(
-    r"[KMGTP]i?b$"
-)  # networks are sold in Gb/s: taken for bytes, they would be eight times as fast
+_BITS = re.compile(r"[KMGTP]i?b$")  # as networks are sold: as bytes they would be eight times as fast
 _NUMBER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([KMBT]?)$", re.IGNORECASE)
 

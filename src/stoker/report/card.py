@@ -63,9 +63,8 @@ def card_text(summary: Summary, *, width: int = _WIDTH) -> str:
 def show_card(summary: Summary, file: TextIO) -> None:
     """The verdict card, coloured on a terminal, plain elsewhere."""
     if file.isatty():
-        width = (
-            os.get_terminal_size(file.fileno()).columns or _WIDTH
-        )  # 0: a container's may not know its size
+        # 0 columns: a container's terminal may not know its size
+        width = os.get_terminal_size(file.fileno()).columns or _WIDTH
         print_card(summary, Console(file=file, width=width))
     else:
         print(card_text(summary), end="", file=file, flush=True)

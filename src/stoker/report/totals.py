@@ -26,9 +26,8 @@ class RankTotals:
 
     until: float = 0.0
     state_s: Floats = field(default_factory=lambda: np.zeros(len(STATES)))
-    step_counts: Floats = field(
-        default_factory=lambda: np.zeros(len(STEP_BUCKETS) + 1)
-    )  # the last: above all
+    # of the steps in each bucket; the last: above all
+    step_counts: Floats = field(default_factory=lambda: np.zeros(len(STEP_BUCKETS) + 1))
     step_s: float = 0.0
     tokens: float = 0.0
 

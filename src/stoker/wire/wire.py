@@ -133,9 +133,8 @@ class Wire:
                 self._call_lane()
                 self._wait_for(transfer)
             except BaseException as error:
-                transfer.course.fail(
-                    error
-                )  # an interrupt from the keyboard: the sink must be left alone first
+                # an interrupt from the keyboard: the sink must be left alone first
+                transfer.course.fail(error)
                 self._wait_for(transfer)
             finally:
                 self._transfers.remove(transfer)

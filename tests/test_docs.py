@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from stoker.cli.diagnose import command as diagnose
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,3 +39,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 120
+
+
+def test_the_readme_shows_the_verdict_that_its_command_gives() -> None:
+    shown = (ROOT / "README.md").read_text("utf-8").partition("$ stoker diagnose ")[2].partition("```")[0]
+    command, _, verdict = shown.partition("\n")
+    recording = ROOT / command.split()[0]
+    ran = CliRunner().invoke(diagnose, [str(recording)], env={"COLUMNS": "100"})
+    assert verdict
+    assert ran.output.startswith(verdict)

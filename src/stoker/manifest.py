@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from stoker.errors import BadManifestError, StorageError
+from stoker.errors import BadManifestError, DeniedError, StorageError
 from stoker.formats.checksums import BLOCK_BYTES, block_count
 from stoker.storage import Store, join_url, open_store
 
@@ -159,7 +159,7 @@ def is_absent(error: StorageError) -> bool:
     read what there is but not list it."""
     reason = error.__cause__
     absent = reason is None or isinstance(reason, (FileNotFoundError, NotADirectoryError))
-    return absent or type(reason).__name__ == "PermissionDeniedError"
+    return absent or isinstance(error, DeniedError)
 
 
 def write_manifest(store: Store, manifest: Manifest, *, blocks: npt.NDArray[np.uint64]) -> Manifest:

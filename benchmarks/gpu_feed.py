@@ -34,13 +34,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kept_runs import keep
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import stoker
 from stoker.formats import megatron, tar
 from stoker.formats.checksums import HashingFile
+from stoker.load.reading.engines import Direct, page_aligned
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
-from stoker.reading.engines import Direct, page_aligned
 from stoker.storage import open_store
 
 RESULTS = Path(__file__).parent / "results"
@@ -419,11 +421,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-feed-", dir=given.folder) as name:
         corpus = make_corpus(Path(name) / "corpus", int(given.gigabytes * 1e9))
         report = {"machine": machine(given.device), "corpus_gb": given.gigabytes}
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         if not given.skip_training:
             report["training"] = measure_training(corpus, given)
         for _ in measure_paths(corpus, given, report.setdefault("paths", {})):
-            given.out.write_text(json.dumps(report, indent=1) + "\n")  # what is done is kept
+            keep(given.out, report)  # what is done so far
     print(json.dumps(report, indent=1))
 
 

@@ -25,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from kept_runs import keep
+
 HERE = Path(__file__).parent
 EXPECTED = {
     "fed": "healthy",
@@ -159,7 +161,7 @@ def write(report: dict, path: Path) -> None:
     """After each part: what is cut short has said what it saw."""
     verdicts = report["verdicts"].values()
     counts = {"right": sum(verdict["right"] for verdict in verdicts), "of": len(verdicts)}
-    path.write_text(json.dumps({**report, **counts}, indent=1) + "\n")
+    keep(path, {**report, **counts})
 
 
 if __name__ == "__main__":

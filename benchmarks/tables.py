@@ -3,43 +3,53 @@
     python benchmarks/tables.py           rewrite the files
     python benchmarks/tables.py --check   exit 1 if one is out of date
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A figure is the median of the last runs
+that were kept, with the lowest and highest of them in brackets; verdicts are those of the newest run.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from kept_runs import LAST, Spread, newest, runs
+from scenario_tables import confusion, scenario_runs, scenarios
+
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def prepare() -> str:
-    """Rates of whole processes, medians, and what they amount to beside the better peer."""
-    report = json.loads((RESULTS / "prepare.json").read_text())
-    rates, best = report["median_mb_per_s"], report["best_peer_mb_per_s"]
-    size = report["runs"]["stoker default"][0]["megabytes"]
+    """Rates of whole processes, and what they amount to beside the better peer."""
+    size = newest("prepare")["runs"]["stoker default"][0]["megabytes"]
     names = {
-        "datatrove": "datatrove, Megatron writer, tokenizer threads",
-        "megatron-core": "megatron-core builder, pool of 2",
         "stoker default": "**stoker**: exact dedup, global shuffle",
         "stoker bare": "**stoker** with neither",
+        "megatron-core": "megatron-core builder, pool of 2",
+        "datatrove": "datatrove, Megatron writer, tokenizer threads",
     }
-    rows = [f"| {label} | {rates[name]:.1f} | {rates[name] / best:.1f}x |" for name, label in names.items()]
-    head = [f"| JSONL to Megatron shards, {size:.0f} MB, 2 cores | MB/s | |", "|---|---|---|"]
-    return "\n".join([*head, *rows]) + "\n"
+    rows = [f"| JSONL to Megatron shards, {size:.0f} MB, 2 cores | MB/s | |", "|---|---|---|"]
+    for name, label in names.items():
+        rate = Spread.of("prepare", lambda run, name=name: run["median_mb_per_s"][name])
+        times = Spread.of(
+            "prepare", lambda run, name=name: run["median_mb_per_s"][name] / run["best_peer_mb_per_s"]
+        )
+        rows.append(f"| {label} | {rate.said('.1f')} | {times.said('.1f')} times the better peer |")
+    return "\n".join(rows) + "\n" + _over("prepare")
+
+
+def _over(name: str) -> str:
+    """Which runs the figures of a table are of."""
+    kept = len(runs(name))
+    of = "the only run" if kept == 1 else f"the last {min(kept, LAST)} runs of {kept} kept"
+    return f"\nMedians of {of} in `benchmarks/results/{name}.json`, lowest and highest in brackets.\n"
 
 
 def stage() -> str:
-    """Rates of whole processes, medians, to memory and to a synced disk; CPU and memory beside them."""
-    report = json.loads((RESULTS / "stage.json").read_text())
+    """Rates of whole processes to memory and to a synced disk."""
     sizes = {"sixteen": ("16 x 128 MiB", 2048), "one": ("1 x 2 GiB", 2048), "small": ("4,000 x 64 KiB", 250)}
     rows = [
         f"| MB/s, 2 cores, loopback | {' | '.join(_STAGERS.values())} |",
@@ -47,10 +57,13 @@ def stage() -> str:
     ]
     for place, where in (("memory", "to memory"), ("disk", "to disk, synced")):
         for case, (label, mib) in sizes.items():
-            at = [report["median"][f"{name} / {case} / {place}"] for name in _STAGERS]
-            rates = [f"{mib * report['scale'] * 1.048576 / facts['wall_s']:,.0f}" for facts in at]
+            rates = [_stage_rate(f"{name} / {case} / {place}", mib).said(",.0f") for name in _STAGERS]
             rows.append(f"| {label} {where} | {' | '.join(rates)} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n" + _over("stage")
+
+
+def _stage_rate(case: str, mib: int) -> Spread:
+    return Spread.of("stage", lambda run: mib * run["scale"] * 1.048576 / run["median"][case]["wall_s"])
 
 
 _STAGERS = {
@@ -62,19 +75,103 @@ _STAGERS = {
 
 
 def load() -> str:
-    """Loaders of tokens, as they come in one process and with what they have in the background."""
-    report = json.loads((RESULTS / "load_tokens.json").read_text())
+    """Loaders of tokens: the default first, then peers, as they come and with worker processes."""
     rows = ["| [8, 2048] batches, warm, 2 cores | Mtok/s | first batch | PSS |", "|---|---|---|---|"]
-    for name, facts in report["results"].items():
-        rate, first, held = (facts[key]["median"] for key in ("mtok_s", "first_batch_ms", "pss_mb"))
-        label = f"**{name}**" if name.startswith("stoker") else name
-        rows.append(f"| {label} | {rate:,.0f} | {first:,.0f} ms | {held:,.0f} MB |")
+    peers = [name for name in newest("load_tokens")["results"] if not name.startswith("stoker")]
+    for name in (*_OURS, *peers):
+        rate, first, held = (_loaded(name, key) for key in ("mtok_s", "first_batch_ms", "pss_mb"))
+        rows.append(
+            f"| {_OURS.get(name, name)} | {rate.said(',.0f')} | {first.said(',.0f', unit=' ms')} | "
+            f"{held.said(',.0f', unit=' MB')} |"
+        )
+    report = newest("load_tokens")
     slow = report["cold, slow disk"]
     cold = (
-        f"\nA first epoch past the page cache (O_DIRECT), verified: {_cold(slow)}, of a disk that is kept at "
-        f"{slow['gb_s']} GB/s. As the disk is, after the first GB: {_cold_unhindered(report['cold'])}.\n"
+        f"\nA first epoch past the page cache (O_DIRECT), verified, in the newest run: {_cold(slow)}, of a "
+        f"disk that is kept at {slow['gb_s']} GB/s. As the disk is, after the first GB: "
+        f"{_cold_unhindered(report['cold'])}.\n"
     )
-    return "\n".join(rows) + "\n" + cold
+    return "\n".join(rows) + "\n" + _over("load_tokens") + cold
+
+
+def load_packings() -> str:
+    """Packings and blends, by the cells of input_ids; and how many of those are tokens of documents."""
+    ours = [name for name in newest("load_tokens")["results"] if _is_packing(name)]
+    if not ours:
+        return _not_measured("load_tokens")
+    rows = ["| documents of lognormal lengths, 2 cores | Mtok/s | not padding |", "|---|---|---|"]
+    for name in ours:
+        rate, real = _loaded(name, "mtok_s"), _loaded(name, "real_share")
+        rows.append(f"| {name.removeprefix('stoker ')} | {rate.said(',.0f')} | {real.said('.0%')} |")
+    return "\n".join(rows) + "\n" + _over("load_tokens")
+
+
+def _is_packing(name: str) -> bool:
+    return name.startswith("stoker ") and name not in _OURS
+
+
+def load_any() -> str:
+    """Samples a second of datasets of one's own class."""
+    if not runs("load_any"):
+        return _not_measured("load_any")
+    kinds = newest("load_any")["speed"]
+    rows = [f"| samples/s, 2 cores | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
+    for name in next(iter(kinds.values())):
+        rates = [
+            Spread.of("load_any", lambda run, k=kind, n=name: run["speed"][k][n]["samples_s"]).said(",.0f")
+            for kind in kinds
+        ]
+        rows.append(f"| {name} | {' | '.join(rates)} |")
+    return "\n".join(rows) + "\n" + _over("load_any")
+
+
+def load_latency() -> str:
+    """What tuning loses beside the best fixed number of readers."""
+    if not runs("load_latency"):
+        return _not_measured("load_latency")
+    rows = ["| a read takes | best fixed readers over tuned | settled after |", "|---|---|---|"]
+    for ms in newest("load_latency")["ms"]:
+        over, settled = (
+            Spread.of("load_latency", lambda run, ms=ms, key=key: run["ms"][ms][key])
+            for key in ("best_over_tuned", "settled_s")
+        )
+        rows.append(f"| {ms} ms | {over.said('.2f')} | {settled.said('.1f', unit=' s')} |")
+    return "\n".join(rows) + "\n" + _over("load_latency")
+
+
+def load_orders() -> str:
+    """The order now beside the one before it."""
+    if not runs("load_orders"):
+        return _not_measured("load_orders")
+    said = [
+        f"{Spread.of('load_orders', lambda run, way=way: run['now / before'][way]).said('.2f')} with {label}"
+        for way, label in (("thread", "threads"), ("inline", '`workers="inline"`'))
+    ]
+    return f"Speed over that of the order before it: {', '.join(said)}.\n" + _over("load_orders")
+
+
+def _not_measured(name: str) -> str:
+    return f"Not measured yet: `python benchmarks/{name}.py`.\n"
+
+
+_OURS = {
+    "stoker threads": "**stoker**",
+    "stoker inline": '**stoker**, `workers="inline"`: no thread, for debugging',
+}
+
+
+def _loaded(name: str, key: str) -> Spread:
+    return Spread.of("load_tokens", lambda run: run["results"][name][key]["median"])
+
+
+def _times(peer: str) -> Spread:
+    """How often as fast the default is as a peer, in the same run."""
+    return Spread.of(
+        "load_tokens",
+        lambda run: (
+            run["results"]["stoker threads"]["mtok_s"]["median"] / run["results"][peer]["mtok_s"]["median"]
+        ),
+    )
 
 
 def _cold(report: dict) -> str:
@@ -98,32 +195,44 @@ def _cold_unhindered(report: dict) -> str:
 
 
 def gpu() -> str:
-    """Feeding a card, as shares of what the machine can do."""
-    report = json.loads((RESULTS / "gpu_feed.json").read_text())
-    paths, training = report["paths"], report["training"]
-    waits = {name: training[name]["wait_share"] for name in ("stoker", "tutorial")}
-    tried, shares = paths["page_cache_to_gpu"], paths["page_cache_share_of_pinned"]
-    cpu = paths["page_cache_cpu_s_gb"]
-    verifying = max(found["verifying_gb_s"] for found in tried) / paths["pinned_copy_gb_s"]
-    rows = [
-        f"| one {report['machine']['gpu']} | |",
-        "|---|---|",
-        f"| page cache to GPU, of the pinned copy ceiling: blocks verified before, read by 14 threads | "
-        f"{shares['pread']:.2f}, {cpu['pread']:.2f} CPU seconds a GB |",
-        f'| the same with `reader="mmap"`: the card takes them by itself | '
-        f"{shares['mmap']:.2f}, {cpu['mmap']:.2f} CPU seconds a GB |",
-        f"| the same, the first pass, which verifies | {verifying:.2f} |",
-        f"| disk to GPU, of the O_DIRECT ceiling: blocks verified before | {paths['disk']['share']:.2f} |",
-        f"| the same, the first pass, which verifies | {paths['disk']['share_verifying']:.2f} |",
-        f"| a GPT step fed by stoker waits for data | {waits['stoker']:.2%} of the time |",
-        f"| the same step fed by the tutorial pipeline | {waits['tutorial']:.0%} of the time |",
-    ]
-    return "\n".join(rows) + "\n"
+    """Feeding a card, as shares of what the machine can do: the first pass, which verifies, comes first."""
+    name = newest("gpu_feed")["machine"]["gpu"]
+    rows = [f"| one {name} | first pass, which verifies | passes after it |", "|---|---|---|"]
+    for reader, label in (("pread", "page cache to GPU"), ("mmap", 'the same with `reader="mmap"`')):
+        later = Spread.of("gpu_feed", lambda run, way=reader: run["paths"]["page_cache_share_of_pinned"][way])
+        cpu = Spread.of("gpu_feed", lambda run, way=reader: run["paths"]["page_cache_cpu_s_gb"][way])
+        rows.append(
+            f"| {label}, of the pinned copy ceiling | {_first_pass(reader).said()} | {later.said()}, "
+            f"{cpu.said(unit=' CPU seconds a GB')} |"
+        )
+    first, later = (_disk(key) for key in ("share_verifying", "share"))
+    rows.append(f"| disk to GPU, of the O_DIRECT ceiling | {first.said()} | {later.said()} |")
+    said = (
+        f"\nA GPT step fed by stoker waits for data {_waits('stoker').said('.2%')} of the time; the same "
+        f"step fed by the tutorial pipeline {_waits('tutorial').said('.0%')}.\n"
+    )
+    return "\n".join(rows) + "\n" + said + _over("gpu_feed")
+
+
+def _first_pass(reader: str) -> Spread:
+    def share(run: dict) -> float:
+        tried = [found for found in run["paths"]["page_cache_to_gpu"] if found["reader"] == reader]
+        return max(found["verifying_gb_s"] for found in tried) / run["paths"]["pinned_copy_gb_s"]
+
+    return Spread.of("gpu_feed", share)
+
+
+def _disk(key: str) -> Spread:
+    return Spread.of("gpu_feed", lambda run: run["paths"]["disk"][key])
+
+
+def _waits(way: str) -> Spread:
+    return Spread.of("gpu_feed", lambda run: run["training"][way]["wait_share"])
 
 
 def plan_model() -> str:
     """Scenes before a throttled store: seconds and idle share, measured and simulated."""
-    report = json.loads((RESULTS / "plan_model.json").read_text())
+    report = newest("plan_model")
     rows = [
         f"| a store of {report['store_bytes_s'] / 1e6:.0f} MB/s | seconds, measured | simulated | "
         "idle, measured | simulated |",
@@ -140,50 +249,72 @@ def plan_model() -> str:
 
 def checkpoint() -> str:
     """Ways to save, in seconds; memory as a share of the state."""
-    report = json.loads((RESULTS / "checkpoint.json").read_text())
-    size = report["median"]["stoker"]["state_bytes"] / 2**30
+    newest_medians = newest("checkpoint")["median"]
+    size = newest_medians["stoker"]["state_bytes"] / 2**30
     columns = "stall | durable | lost meanwhile | memory | cold load"
     rows = [f"| {size:.2f} GiB, AdamW, 2 cores; seconds | {columns} |", "|---|---|---|---|---|---|"]
-    ways = {name: facts for name, facts in report["median"].items() if "stall_s" in facts}
-    for name, facts in ways.items():
-        label = f"**{name}**, verified" if name.startswith("stoker") else name
-        times = [f"{facts[key]:.2f}" for key in ("stall_s", "durable_s", "lost_s")]
-        rows.append(
-            f"| {label} | {' | '.join(times)} | {facts['memory']:.2f} of the state | {facts['load_s']:.2f} |"
-        )
-    disk = report["median"]["ceiling"]["seconds"]
-    rows.append(f"| O_DIRECT writes of the same bytes, synced | | {disk:.2f} | | | |")
-    return "\n".join(rows) + "\n"
+    ways = [name for name, facts in newest_medians.items() if "stall_s" in facts]
+    for name in sorted(ways, key=lambda name: not name.startswith("stoker")):
+        label = {"stoker": "**stoker**", "stoker overlap": "**stoker**, `overlap=True`"}.get(name, name)
+        facts = [_saving(name, key).said() for key in ("stall_s", "durable_s", "lost_s", "memory", "load_s")]
+        rows.append(f"| {label} | {' | '.join(facts[:3])} | {facts[3]} of the state | {facts[4]} |")
+    disk = _saving("ceiling", "seconds").said()
+    rows.append(f"| O_DIRECT writes of the same bytes, synced | | {disk} | | | |")
+    return "\n".join(rows) + "\n" + _over("checkpoint")
+
+
+def _suspended(run: dict, key: str) -> float:
+    if run["suspend"]["gigabytes"] != 10:
+        raise KeyError(key)  # a short run suspends less
+    return run["suspend"][key]
+
+
+def _saving(way: str, key: str) -> Spread:
+    return Spread.of("checkpoint", lambda run: run["median"][way][key])
 
 
 def gpu_checkpoint() -> str:
-    """A save beside training on a card, as far as it was measured."""
-    report = json.loads((RESULTS / "gpu_checkpoint.json").read_text())
-    copy, away, ours = report["snapshot"], report["suspend"], report["overlap"]
-    normal = (report["normal_step_s"] + report["normal_again_step_s"]) / 2
+    """A save beside training on a card."""
+    # a run that its lease cut short has no peer in it
+    report = next(run for run in reversed(runs("gpu_checkpoint")) if "dcp_pinned" in run)
+    copy, peer = report["snapshot"], report["dcp_pinned"]["stager"]
+    suspend, resume = (
+        Spread.of("gpu_checkpoint", lambda run, key=key: _suspended(run, key))
+        for key in ("suspend_s", "resume_s")
+    )
+    share = Spread.of(
+        "gpu_checkpoint", lambda run: run["snapshot"]["bytes_per_s"] / run["ceiling_bytes_per_s"]
+    )
+    rate = Spread.of("gpu_checkpoint", lambda run: run["restore"]["bytes_per_s"] / 1e9)
     rows = [
         f"| one {report['machine']['gpu']}, {copy['state_bytes'] / 1e9:.1f} GB of state | |",
         "|---|---|",
-        f"| stall of a save, `overlap=True` | {ours['stall_s'] * 1e3:,.0f} ms |",
-        f"| stall of a save without | {report['blocking']['stall_s'] * 1e3:,.0f} ms |",
+        f"| stall of a save | {_stall('blocking')} |",
+        f"| stall of a save, `overlap=True` | {_stall('overlap')} |",
+        f"| stall of dcp.async_save, {peer} | {_stall('dcp_pinned')} |",
+        f"| mean step while a save is written with `overlap=True`, beside none | {_slower().said('+.1%')} |",
+        f"| copy to pinned memory, of its ceiling | {share.said()} |",
+        f"| verified restore, cold | {rate.said('.1f', unit=' GB/s')} |",
+        f"| a process with {report['suspend']['gigabytes']:.0f} GB suspended; resumed, with equal losses | "
+        f"{suspend.said('.1f', unit=' s')}; {resume.said('.1f', unit=' s')} |",
     ]
-    if "dcp_pinned" in report:
-        theirs = report["dcp_pinned"]
-        rows.append(f"| stall of dcp.async_save, {theirs['stager']} | {theirs['stall_s'] * 1e3:,.0f} ms |")
-    share = copy["bytes_per_s"] / report["ceiling_bytes_per_s"]
-    rows += [
-        f"| mean step while a save is written, beside none | {ours['mean_step_s'] / normal - 1:+.1%} |",
-        f"| copy to pinned memory, of its ceiling | {share:.2f} |",
-        f"| verified restore, cold | {report['restore']['bytes_per_s'] / 1e9:.1f} GB/s |",
-        f"| a process with {away['gigabytes']:.0f} GB suspended; resumed, with equal losses | "
-        f"{away['suspend_s']:.1f} s; {away['resume_s']:.1f} s |",
-    ]
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n" + _over("gpu_checkpoint")
+
+
+def _stall(way: str) -> str:
+    return Spread.of("gpu_checkpoint", lambda run: run[way]["stall_s"] * 1e3).said(",.0f", unit=" ms")
+
+
+def _slower() -> Spread:
+    def share(run: dict) -> float:
+        return 2 * run["overlap"]["mean_step_s"] / (run["normal_step_s"] + run["normal_again_step_s"]) - 1
+
+    return Spread.of("gpu_checkpoint", share)
 
 
 def watch() -> str:
     """Faults re-enacted on a card, and what was found."""
-    report = json.loads((RESULTS / "gpu_watch.json").read_text())
+    report = newest("gpu_watch")
     rows = [
         f"| injected on one {report['machine']['gpu']} | found first | cause | beside it |",
         "|---|---|---|---|",
@@ -203,7 +334,7 @@ def watch() -> str:
 
 def watch_cost() -> str:
     """What a step pays for being watched, and beside others where they were measured in turns."""
-    found = json.loads((RESULTS / "hook_cost.json").read_text())
+    found = newest("hook_cost")
     rows = [f"| {name} | {us:.1f} µs |" for name, us in found["hooks_us"].items()]
     rows += [
         f"| all hooks, in the loop's thread | {found['loop_us']:.1f} µs |",
@@ -215,7 +346,7 @@ def watch_cost() -> str:
 
 
 def _beside_peers() -> str:
-    report = json.loads((RESULTS / "watch_overhead.json").read_text())
+    report = newest("watch_overhead")
     if "steps_a_block" not in report:
         return ""  # of an earlier method, which could not tell them apart
     names = {"null": "nothing (the null control)", "stoker": "`stoker watch`", "traceml": "traceml-ai"}
@@ -228,110 +359,28 @@ def _beside_peers() -> str:
     return "\n" + "\n".join([*head, *rows]) + "\n"
 
 
-def scenarios() -> str:
-    """Real faults in real jobs: what each watcher made of them, in sum."""
-    report = json.loads((RESULTS / "scenarios.json").read_text())
-    names = {"stoker": "`stoker watch`", "traceml": f"traceml-ai {report['versions']['traceml-ai']}"}
-    rows = [
-        f"| {report['runs']} of {report['suite']} scenarios, {report['healthy']} healthy | precision | "
-        "recall | false alarms on healthy | no verdict | nothing missed, nothing wrong |",
-        "|---|---|---|---|---|---|",
-    ]
-    for who, label in names.items():
-        got = report[who]
-        counts = " | ".join(str(got[key]) for key in ("false_alarms", "no_verdict", "right_runs"))
-        rows.append(f"| {label} | {got['precision']:.3f} | {got['recall']:.3f} | {counts} |")
-    causes, runs = report["causes"], report["scenarios"]
-    said = (
-        f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none."
-    )
-    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in runs.values())
-    quiet = f"In {crowded} of stoker's runs others kept more than 0.3 of the 2 cores busy."
-    return "\n".join([*rows, "", said, _unchanged(runs), quiet]) + "\n"
-
-
-def _unchanged(rows: dict) -> str:
-    """What traceml-ai says of scripts without its two lines."""
-    found = [row["traceml_unchanged"] for row in rows.values() if "traceml_unchanged" in row]
-    silent = sum(not one["kinds"] for one in found)
-    return f"Of {len(found)} scripts without its two lines traceml-ai gave no verdict on {silent}."
-
-
-def confusion() -> str:
-    """Kind by kind: found, and what was said in its place."""
-    rows = json.loads((RESULTS / "scenarios.json").read_text())["scenarios"].values()
-    kinds = list(dict.fromkeys(kind for row in rows for kind in row["injected"]))
-    lines = [
-        "| injected | runs | stoker found | and said | traceml-ai found | and said |",
-        "|---|---|---|---|---|---|",
-    ]
-    for kind in kinds:
-        runs = [row for row in rows if kind in row["injected"]]
-        cells = [cell for who in ("stoker", "traceml") for cell in _confused(runs, kind, who)]
-        lines.append(f"| {kind} | {len(runs)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _confused(runs: list[dict], kind: str, who: str) -> tuple[str, str]:
-    said = Counter(
-        other for row in runs for other in row[who]["kinds"] or ["no verdict"] if other not in row["injected"]
-    )
-    found = sum(kind in row[who]["kinds"] for row in runs)
-    return str(found), ", ".join(f"{other} {count}" for other, count in said.items())
-
-
-def scenario_runs() -> str:
-    """Every scenario, with what each watcher said in its own words."""
-    report = json.loads((RESULTS / "scenarios.json").read_text())
-    lines = ["| scenario | injected | stoker | traceml-ai | right |", "|---|---|---|---|---|"]
-    for name, row in report["scenarios"].items():
-        ours, theirs = row["stoker"], row["traceml"]
-        right = [
-            label
-            for label, got in (("stoker", ours), ("traceml-ai", theirs))
-            if sorted(got["kinds"]) == sorted(row["injected"])
-        ]
-        injected = ", ".join(row["injected"]) + (f" ({' or '.join(row['causes'])})" if row["causes"] else "")
-        words = theirs.get("verdict", "no summary").lower().replace("_", " ")
-        lines.append(f"| {name} | {injected} | {_said(ours)} | {words} | {_both(right)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _said(ours: dict) -> str:
-    kinds = list(ours["kinds"])
-    if kinds and ours.get("cause"):
-        kinds[0] += f" ({ours['cause']})"
-    return ", ".join(kinds) or "no verdict"
-
-
-def _both(right: list[str]) -> str:
-    return "both" if len(right) == 2 else "".join(right) or "neither"
-
-
 def summary() -> str:
-    """One line for each stage, beside its best peer."""
-    prepared, loaded, fed, saved, seen = (
-        json.loads((RESULTS / f"{name}.json").read_text())
-        for name in ("prepare", "load_tokens", "gpu_feed", "gpu_checkpoint", "gpu_watch")
-    )
-    paths = fed["paths"]
-    waits = {name: fed["training"][name]["wait_share"] for name in ("stoker", "tutorial")}
-    size = saved["snapshot"]["state_bytes"] / 1e9
-    stalls = [saved[name]["stall_s"] * 1e3 for name in ("overlap", "dcp_pinned")]
+    """One line for each stage, beside its best peer: what the defaults give comes first."""
+    prepared = Spread.of("prepare", lambda run: run["ratios"]["default over the better peer"])
+    workers = Spread.of("load_tokens", lambda run: run["ratios"]["threads / best peer with workers"])
+    inline = Spread.of("load_tokens", lambda run: run["ratios"]["inline / litdata"])
+    again = Spread.of("gpu_feed", lambda run: run["paths"]["page_cache_share_of_pinned"]["pread"])
+    size = newest("gpu_checkpoint")["snapshot"]["state_bytes"] / 1e9
+    seen, right = newest("gpu_watch"), Spread.of("gpu_watch", lambda run: run["right"])
     rows = [
-        ("prepare, 2 cores", f"{prepared['ratios']['default over the better peer']:.0f} times the better of "
-         "megatron-core and datatrove"),
-        ("load, 2 cores", f"{loaded['ratios']['inline / litdata']:.1f} times litdata, "
-         f"{loaded['ratios']['inline / DataLoader+memmap']:.1f} times DataLoader; with workers "
-         f"{loaded['ratios']['threads / best peer with workers']:.0f} times the best peer"),
-        ("feed, H200", f"a GPT step waits {waits['stoker']:.2%} of the time for data; the tutorial pipeline "
-         f"{waits['tutorial']:.0%}"),
-        ("disk to GPU, H200", f"{paths['disk']['share']:.2f} of bare O_DIRECT reads; page cache to GPU "
-         f"{paths['page_cache_share_of_pinned']['pread']:.2f} of pinned copies, "
-         f"{paths['page_cache_share_of_pinned']['mmap']:.2f} with `reader=\"mmap\"`"),
-        ("checkpoint, H200", f"stalls {stalls[0]:.0f} ms for {size:.0f} GB; dcp.async_save "
-         f"{stalls[1]:.0f} ms"),
-        ("watch, H200", f"{seen['right']} of {seen['of']} injected faults named, nothing else beside them"),
+        ("prepare, 2 cores", f"{prepared.said('.0f')} times the better of megatron-core and datatrove"),
+        ("load, 2 cores", f"{_times('DataLoader+memmap').said('.1f')} times DataLoader, "
+         f"{_times('litdata').said('.1f')} times litdata; {workers.said('.0f')} times the best peer with "
+         f'workers; without a thread (`workers="inline"`) {inline.said(".1f")} times litdata'),
+        ("feed, H200", f"a GPT step waits {_waits('stoker').said('.2%')} of the time for data; the tutorial "
+         f"pipeline {_waits('tutorial').said('.0%')}"),
+        ("disk to GPU, H200", f"the first pass, which verifies: {_disk('share_verifying').said()} of bare "
+         f"O_DIRECT reads; passes after it {_disk('share').said()}"),
+        ("page cache to GPU, H200", f"the first pass: {_first_pass('pread').said()} of pinned copies; passes "
+         f"after it {again.said()}"),
+        ("checkpoint, H200", f"stalls {_stall('blocking')} for {size:.0f} GB, dcp.async_save "
+         f"{_stall('dcp_pinned')}; with `overlap=True` {_stall('overlap')}"),
+        ("watch, H200", f"{right.said('.0f')} of {seen['of']} injected faults named"),
     ]  # fmt: skip
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {said} |" for name, said in rows)]) + "\n"
 
@@ -340,6 +389,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "prepare": prepare,
     "stage": stage,
     "load": load,
+    "load_packings": load_packings,
+    "load_any": load_any,
+    "load_latency": load_latency,
+    "load_orders": load_orders,
     "gpu": gpu,
     "plan_model": plan_model,
     "checkpoint": checkpoint,

@@ -40,6 +40,8 @@ from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 
+from kept_runs import keep
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 WARM_S = 7.0  # of steps before the first block: watchers look more often at first
@@ -290,7 +292,7 @@ def main() -> None:
 def write(report: dict[str, object], options: argparse.Namespace) -> None:
     name = "watch_overhead.json" if options.device == "cpu" else f"watch_overhead_{options.device}.json"
     if not options.quick:
-        (RESULTS / name).write_text(json.dumps(report, indent=1) + "\n")
+        keep(RESULTS / name, report)
 
 
 def version(package: str) -> str:

@@ -23,16 +23,16 @@ from hypothesis import HealthCheck, settings
 
 import stoker
 from stoker.formats.megatron import read_index_file
-from stoker.launch.worker import load_entry, run_task
 from stoker.manifest import read_manifest
+from stoker.prepare.launch.worker import load_entry, run_task
 from stoker.prepare.plan import Options
 from stoker.prepare.run import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stoker.launch.ledger import Ledger
     from stoker.prepare.finish import Prepared
+    from stoker.prepare.launch.ledger import Ledger
     from stoker.prepare.plan import Plan
 
 EOD = "<|endoftext|>"
@@ -126,6 +126,22 @@ def skip_or_fail() -> Callable[[str], None]:
     return _skip_or_fail
 
 
+# What tests start, and what brings it.
+_BROUGHT_BY = {
+    **dict.fromkeys(("rclone", "ray"), "`make venv` brings it"),
+    **dict.fromkeys(("slurmctld", "slurmd", "sbatch", "srun", "munged"), "apt-get install slurm-wlm munge"),
+    **dict.fromkeys(("promtool", "prometheus"), "apt-get install prometheus"),
+    **dict.fromkeys(("setpriv", "unshare", "prlimit"), "apt-get install util-linux"),
+    **dict.fromkeys(("gcc", "cc"), "apt-get install gcc"),
+    "nginx": "apt-get install nginx-light",
+    "openssl": "apt-get install openssl",
+    "zstd": "apt-get install zstd",
+    "ganesha.nfsd": "apt-get install nfs-ganesha nfs-ganesha-vfs",
+    "linux.uml": "apt-get install user-mode-linux",
+    "chromium-headless-shell": "apt-get install chromium-headless-shell",
+}
+
+
 @pytest.fixture(scope="session")
 def require_binary() -> Callable[[str], str]:
     """The path of a program; without it the test skips, or fails where STOKER_REQUIRE_ALL=1."""
@@ -134,7 +150,7 @@ def require_binary() -> Callable[[str], str]:
         places = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]
         found = shutil.which(name, path=os.pathsep.join(places))
         if not found:
-            _skip_or_fail(f"{name} is not installed")
+            _skip_or_fail(f"{name} is not installed: {_BROUGHT_BY.get(name, 'install it')}")
         return str(found)
 
     return find

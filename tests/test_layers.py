@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -14,50 +15,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(stoker.__file__).parent
+ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 
-# From the bottom up. A module of one layer may import the layers named beside it; inside `words` and `parts`
-# only what stands before it in this list. A package may always import its own modules.
+# From the bottom up. A module of one layer may import the layers named beside it; a word only the words that
+# stand before it in this list; a room never another room. A package may always import its own modules.
 LAYERS = {
     "words": (
+        "redact",
         "errors",
+        "options",
         "native",
         "mixing",
         "world",
         "processes",
         "formats",
+        "urls",
+        "network",
+        "objectstore",
         "storage",
         "manifest",
         "spans",
         "findings",
         "recording",
         "gpus",
-    ),
-    "parts": (
-        "sources",
-        "launch",
-        "leases",
-        "wire",
-        "ordering",
-        "reading",
-        "runs",
-        "gauges",
-        "inside",
         "machine",
-        "saved",
-        "snapshot",
-        "suspend",
     ),
-    "path": ("prepare", "stage", "load", "checkpoint"),
-    "watching": ("observe", "diagnose", "doctor"),
-    "edge": ("feeder", "plan", "deploy", "report", "cli"),
+    "rooms": ("prepare", "stage", "load", "checkpoint", "watch", "diagnose", "doctor"),
+    "edge": ("feeder", "plan", "deploy", "report", "cli", "integrations"),
 }
-MAY_IMPORT = {
-    "words": ("words",),
-    "parts": ("words", "parts"),
-    "path": ("words", "parts"),
-    "watching": ("words", "parts"),
-    "edge": ("words", "parts", "path", "watching", "edge"),
-}
+MAY_IMPORT = {"words": ("words",), "rooms": ("words",), "edge": ("words", "rooms", "edge")}
 LAYER_OF = {part: layer for layer, parts in LAYERS.items() for part in parts}
 
 
@@ -123,7 +109,7 @@ def allowed(importer: str, imported: str) -> bool:
     if not here:
         return there != "cli"  # the package offers public names of any layer, each when it is first used
     layer = LAYER_OF[here]
-    if layer in ("words", "parts") and layer == LAYER_OF[there]:
+    if layer == "words" == LAYER_OF[there]:
         return LAYERS[layer].index(there) < LAYERS[layer].index(here)
     return LAYER_OF[there] in MAY_IMPORT[layer]
 
@@ -141,10 +127,33 @@ def test_imports_point_down() -> None:
     assert [f"{a} imports {b}" for a, b in all_imports() if not allowed(a, b)] == []
 
 
-def test_stages_of_the_path_never_import_each_other() -> None:
-    stages = set(LAYERS["path"])
-    crossing = [(a, b) for a, b in all_imports() if part(a) != part(b) and {part(a), part(b)} <= stages]
+def test_rooms_never_import_each_other() -> None:
+    rooms = set(LAYERS["rooms"])
+    crossing = [(a, b) for a, b in all_imports() if part(a) != part(b) and {part(a), part(b)} <= rooms]
     assert crossing == []
+
+
+def test_the_top_level_is_the_list_of_verbs_and_few_words() -> None:
+    folders = {path.parent for path in ROOT.glob("*/__init__.py")}
+    assert len(folders) <= 14
+    assert {folder.name for folder in folders} <= set(LAYER_OF)
+
+
+def test_each_folder_of_the_top_level_is_explained() -> None:
+    explained = re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE.read_text("utf-8"), flags=re.MULTILINE)
+    assert set(explained) == {path.parent.name for path in ROOT.glob("*/__init__.py")}
+
+
+def test_paths_that_the_architecture_names_are_there() -> None:
+    """Each below the package, a room of it, or the repository."""
+    named = set(re.findall(r"`((?:\w+/)*\w+(?:\.py|\.c|/))`", ARCHITECTURE.read_text("utf-8")))
+    bases = (ROOT, *ROOT.glob("*/"), *ROOT.glob("*/*/"), ARCHITECTURE.parent)
+    assert [name for name in sorted(named) if not any((base / name).exists() for base in bases)] == []
+
+
+def test_no_module_is_longer_than_a_reader_s_patience() -> None:
+    lengths = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules().items()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
 
 
 def test_nobody_imports_the_command_line() -> None:

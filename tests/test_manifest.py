@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +20,6 @@ from stoker.manifest import (
     write_manifest,
 )
 from stoker.storage import open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def shard(number: int, size: int) -> ShardRecord:
@@ -107,3 +104,17 @@ def test_a_manifest_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadManifestError, match="is not text"):
         read_manifest(tmp_path)
+
+
+def test_block_digests_on_this_machine_are_mapped_not_held_by_every_rank(tmp_path: Path) -> None:
+    written = write_manifest(open_store(tmp_path), manifest(), blocks=BLOCKS)
+    found = read_blocks(open_store(tmp_path), written)
+    address = found["shard-0.bin"].ctypes.data
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (line,) = (line for line in lines if line.endswith(str(tmp_path / "blocks.xxh3")))
+    start, stop = (int(one, 16) for one in line.split()[0].split("-"))
+    assert start <= address < stop
+    assert not [
+        fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve().name == "blocks.xxh3"
+    ]
+    assert [int(one) for digests in found.values() for one in digests] == BLOCKS.tolist()

@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from recorded_spans import read_spans, recording, spans_of
 from stoker import spans
-from stoker.spans import Ring, emit, read_ring, read_spans, recording, span
+from stoker.spans import Ring, emit, span
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rings of a few hundred records: scanning a large one in plain Python takes a second."""
-    small = Ring.__init__.__kwdefaults__ | {"capacity": 1000}
-    monkeypatch.setattr(Ring.__init__, "__kwdefaults__", small)
 
 
 def test_nothing_is_written_unless_recording(tmp_path: Path) -> None:
@@ -31,10 +25,10 @@ def test_nothing_is_written_unless_recording(tmp_path: Path) -> None:
 
 
 def test_a_span_is_read_back(tmp_path: Path) -> None:
-    with recording(tmp_path, rank=3):
+    with recording(tmp_path):
         emit("copy", start=1.0, end=3.5, step=7, bytes=64)
     (found,) = read_spans(tmp_path)
-    assert (found.what, found.rank, found.step, found.bytes, found.seconds) == ("copy", 3, 7, 64, 2.5)
+    assert (found.what, found.step, found.bytes, found.seconds) == ("copy", 7, 64, 2.5)
 
 
 def test_a_block_that_raises_is_recorded_all_the_same(tmp_path: Path) -> None:
@@ -71,7 +65,7 @@ def test_a_ring_keeps_the_last_records(tmp_path: Path) -> None:
     for number in range(25):
         ring.write("x", number, number + 1, number, 0, 0)
     ring.close()
-    assert [one.step for one in read_ring(tmp_path / "small.ring")] == list(range(15, 25))
+    assert [one.step for one in spans_of(tmp_path / "small.ring")] == list(range(15, 25))
 
 
 def test_more_names_than_there_is_room_for_go_by_the_last_one(tmp_path: Path) -> None:
@@ -79,7 +73,7 @@ def test_more_names_than_there_is_room_for_go_by_the_last_one(tmp_path: Path) ->
     for number in range(40):
         ring.write(f"{number}" + "x" * 1000, 0, 1, number, 0, 0)
     ring.close()
-    assert len({one.what for one in read_ring(tmp_path / "names.ring")}) == 16
+    assert len({one.what for one in spans_of(tmp_path / "names.ring")}) == 16
 
 
 def test_a_killed_process_leaves_every_span_it_wrote(tmp_path: Path) -> None:

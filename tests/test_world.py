@@ -1,4 +1,4 @@
-"""Rank and world size from torchrun's, Slurm's and Kubernetes' variables."""
+"""Rank and world size from torch.distributed and from the variables of launchers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.world import World
+from stoker.world import World, unnamed_siblings
 
 
 def test_without_a_launcher_the_world_is_one_process() -> None:
@@ -36,6 +36,7 @@ def test_a_hand_made_torch_environment_fills_in_the_rest() -> None:
 def test_slurm_reads_the_tasks_of_its_own_node() -> None:
     environ = {
         "SLURM_PROCID": "9",
+        "SLURM_STEP_ID": "0",
         "SLURM_NTASKS": "11",
         "SLURM_NNODES": "3",
         "SLURM_NODEID": "2",
@@ -43,7 +44,7 @@ def test_slurm_reads_the_tasks_of_its_own_node() -> None:
         "SLURM_TASKS_PER_NODE": "4(x2),3",
     }
     assert World.from_environ(environ) == World(
-        rank=9, size=11, local_rank=1, local_size=3, node=2, nodes=3, launcher="slurm"
+        rank=9, size=11, local_rank=1, local_size=3, node=2, nodes=3, launcher="slurm", run="SLURM_STEP_ID=0"
     )
 
 
@@ -82,6 +83,7 @@ def test_a_variable_that_is_no_number_is_named() -> None:
 def test_slurm_ranks_cover_every_node_exactly(tasks: list[int]) -> None:
     environ = {
         "SLURM_NTASKS": str(sum(tasks)),
+        "SLURM_STEP_ID": "0",
         "SLURM_NNODES": str(len(tasks)),
         "SLURM_TASKS_PER_NODE": ",".join(map(str, tasks)),
     }
@@ -91,3 +93,145 @@ def test_slurm_ranks_cover_every_node_exactly(tasks: list[int]) -> None:
             place = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
             assert World.from_environ({**environ, **place}).local_size == count
             rank += 1
+
+
+def test_deepspeed_calls_the_size_of_a_node_otherwise() -> None:
+    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1"}
+    found = World.from_environ({**environ, "CROSS_SIZE": "2"})
+    assert (found.rank, found.local_rank, found.local_size, found.node, found.nodes) == (5, 1, 4, 1, 2)
+
+
+def test_ranks_that_are_not_told_of_nodes_agree_that_there_is_one() -> None:
+    ranks = [{"RANK": str(r), "WORLD_SIZE": "4", "LOCAL_RANK": str(r % 2)} for r in range(4)]
+    assert {World.from_environ(one).nodes for one in ranks} == {1}
+
+
+def test_open_mpi_says_it_all() -> None:
+    names = {"RANK": 5, "SIZE": 6, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}
+    environ = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()}
+    found = World.from_environ({**environ, "OMPI_MCA_orte_num_nodes": "3"})
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (5, 6, 1, 2)
+    assert (found.node, found.nodes, found.launcher) == (2, 3, "mpirun")
+
+
+def test_mpirun_inside_a_step_of_slurm_wins() -> None:
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
+    assert World.from_environ({**step, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).rank == 1
+    assert World.from_environ({**step, "PMI_RANK": "1", "PMI_SIZE": "2"}).rank == 1
+
+
+def test_what_slurm_sets_for_mpi_is_still_slurm() -> None:
+    step = {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "PMI_RANK": "3", "PMI_SIZE": "4"}
+    assert World.from_environ(step).launcher == "slurm"
+
+
+def test_plain_python_in_an_sbatch_script_is_one_process() -> None:
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7"}
+    assert World.from_environ(batch).size == 1
+
+
+@pytest.mark.parametrize("step", ["4294967290", "4294967291", "batch", "interactive"])
+def test_the_steps_of_a_batch_script_and_of_salloc_s_shell_are_none(step: str) -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_ID": step}
+    assert World.from_environ(environ) == World()
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "MV2_COMM_WORLD_RANK"])
+def test_a_rank_without_a_size_says_that_there_are_others(name: str) -> None:
+    assert unnamed_siblings({name: "1"}) == f"{name}=1"
+    assert unnamed_siblings({name: "0"}) == ""
+
+
+def test_a_step_on_a_part_of_its_job_counts_its_own_tasks() -> None:
+    job = {"SLURM_NTASKS": "8", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "2(x4)"}
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    found = World.from_environ(
+        {**job, **step, "SLURM_STEP_ID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    )
+    assert (found.size, found.nodes, found.local_size) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("SLURM_TASKS_PER_NODE", "4(x", r"SLURM_TASKS_PER_NODE='4\(x'"),
+        ("SLURM_NNODES", "0", "node 0 of 0"),
+        ("SLURM_NTASKS", "-1", "rank 0 of -1"),
+        ("SLURM_LOCALID", "here", "SLURM_LOCALID='here'"),
+    ],
+)
+def test_impossible_variables_of_slurm_are_named(variable: str, value: str, said: str) -> None:
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}
+    with pytest.raises(UsageError, match=said):
+        World.from_environ({**step, variable: value})
+
+
+def test_a_pod_that_is_not_told_how_many_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing says of how many") as raised:
+        World.from_environ({"JOB_COMPLETION_INDEX": "2"})
+    assert "STOKER_NODES" in raised.value.hint
+
+
+class Group:
+    """torch.distributed, as far as it is asked."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self._size > 0
+
+    def get_rank(self) -> int:
+        return self._rank
+
+    def get_world_size(self) -> int:
+        return self._size
+
+
+def here(environ: dict[str, str], rank: int, size: int) -> World:
+    return World.here(environ, {"torch.distributed": Group(rank, size)})
+
+
+def test_torch_distributed_is_believed_where_no_launcher_speaks() -> None:
+    found = here({}, 1, 2)
+    assert (found.rank, found.size, found.local_rank, found.nodes) == (1, 2, 1, 1)
+    assert not found.knows_nodes
+    assert here({"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1, 2).knows_nodes
+
+
+def test_torch_distributed_that_is_not_initialised_says_nothing() -> None:
+    assert here({"RANK": "1", "WORLD_SIZE": "2"}, 0, 0).rank == 1
+    assert World.here({}, {}) == World()
+
+
+def test_torch_distributed_and_a_launcher_that_agree_are_one() -> None:
+    environ = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert here(environ, 3, 4) == World.from_environ(environ)
+
+
+def test_ranks_that_the_processes_of_a_launcher_started_are_its_own() -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+    found = here({**step, "SLURM_NODEID": "1"}, 6, 8)
+    assert (found.local_rank, found.local_size, found.node, found.nodes) == (2, 4, 1, 2)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (0, 1), (0, 3), (3, 8)])
+def test_two_sources_that_contradict_each_other_are_both_shown(rank: int, size: int) -> None:
+    with pytest.raises(UsageError, match=f"rank {rank} of {size}.*torchrun say rank 1 of 2"):
+        here({"RANK": "1", "WORLD_SIZE": "2"}, rank, size)
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_torch_s_ranks_are_taken_once_each_whoever_started_them(outer: int, each: int) -> None:
+    ranks = [
+        here({"RANK": str(r // each), "WORLD_SIZE": str(outer)}, r, outer * each) for r in range(outer * each)
+    ]
+    assert [one.rank for one in ranks] == list(range(outer * each))
+
+
+def test_the_parts_of_a_rank_are_ranks_of_their_own() -> None:
+    parts = [World(rank=r, size=3).split(part, 2).rank for r in range(3) for part in range(2)]
+    assert parts == list(range(6))

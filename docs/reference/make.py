@@ -1,15 +1,18 @@
 """Writes the pages of docs/reference that the code itself knows: `python docs/reference/make.py [--check]`.
 
-cli.md comes from the commands' own help, checks.md from the list of checks, metrics.md from its table.
+cli.md comes from the commands' own help, api.md from signatures and docstrings, checks.md from the list of
+checks, metrics.md from its table, remedies.md and gate.md from what tests hold doctor to.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import click
+from python_names import names_page
 
 from stoker.cli import stoker
 from stoker.doctor.check import Result
@@ -20,7 +23,7 @@ from stoker.report.dashboard import ALERTS
 from stoker.report.metrics import METRICS
 
 HERE = Path(__file__).parent
-MACHINES = HERE.parents[1] / "tests" / "doctor" / "snapshots"
+MACHINES = HERE.parents[1] / "tests" / "recordings" / "machines"
 LARGE = Need(cpu_cores=96, memory_bytes=120 << 30, read_bytes_s=14_400_000_000)
 
 
@@ -47,7 +50,7 @@ def checks_page() -> str:
     examples = {result.check.name: result for result in reversed(list(faults()))}
     parts = [
         "# Checks of `stoker doctor`\n\nGenerated from the list of checks by `docs/reference/make.py`; the "
-        "examples are what the recorded machines in `tests/doctor/snapshots` get.\n"
+        "examples are what the recorded machines in `tests/recordings/machines` get.\n"
     ]
     subject = ""
     for check in CHECKS:
@@ -85,7 +88,24 @@ def metrics_page() -> str:
     return "".join(parts)
 
 
-PAGES = {HERE / "cli.md": commands_page, HERE / "checks.md": checks_page, HERE / "metrics.md": metrics_page}
+def tested(name: str) -> Callable[[], str]:
+    """A page that a table of the tests writes."""
+
+    def page() -> str:
+        sys.path.insert(0, str(MACHINES.parents[1] / "doctor"))
+        return str(import_module(name).page())
+
+    return page
+
+
+PAGES = {
+    HERE / "cli.md": commands_page,
+    HERE / "api.md": names_page,
+    HERE / "checks.md": checks_page,
+    HERE / "metrics.md": metrics_page,
+    HERE / "remedies.md": tested("remedies"),
+    HERE / "gate.md": tested("gate_machines"),
+}
 
 if __name__ == "__main__":
     if "--check" in sys.argv:

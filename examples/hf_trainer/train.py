@@ -3,22 +3,21 @@
     python examples/hf_trainer/train.py CORPUS --steps 100 --output out
 
 Hugging Face models shift the labels themselves: `labels="same"`. Trainer resumes by skipping batches from
-the beginning of an epoch; `ignore_data_skip` leaves that to the loader, whose state the callback saves
-beside each checkpoint.
+the beginning of an epoch; `ignore_data_skip` leaves that to the loader, whose place is in the checkpoint. On
+SIGTERM or SIGUSR1 to any rank all save after the same step and leave.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import stoker
+from stoker.integrations.transformers import CheckpointCallback
 
-LENGTH, STATE = 128, "stoker.json"
+LENGTH, SIGNALS = 128, ("SIGTERM", "SIGUSR1")
 
 
 class StokerTrainer(Trainer):
@@ -30,16 +29,6 @@ class StokerTrainer(Trainer):
 
     def get_train_dataloader(self):
         return self._train_loader
-
-
-class SavePosition(TrainerCallback):
-    def __init__(self, loader: stoker.Loader) -> None:
-        self._loader = loader
-
-    def on_save(self, args, state, control, **kwargs) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero:
-            (folder / STATE).write_text(json.dumps(self._loader.state_dict()))
 
 
 def main() -> None:
@@ -54,24 +43,22 @@ def main() -> None:
     arguments = TrainingArguments(
         output_dir=given.output,
         max_steps=given.steps,
-        save_steps=max(1, given.steps // 2),
+        save_strategy="no",  # the callback does it
         per_device_train_batch_size=8,
         ignore_data_skip=True,
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
     )
-    with stoker.Loader(given.corpus, batch_size=8, seq_len=LENGTH, labels="same") as loader:
-        latest = get_last_checkpoint(given.output) if Path(given.output).is_dir() else None
-        if latest:
-            loader.load_state_dict(json.loads((Path(latest) / STATE).read_text()))
+    with (
+        stoker.Checkpointer(Path(given.output) / "checkpoints", every=500, save_on_signal=SIGNALS) as saver,
+        stoker.Loader(given.corpus, batch_size=8, seq_len=LENGTH, labels="same") as loader,
+    ):
+        saving = CheckpointCallback(saver, loader=loader)
         trainer = StokerTrainer(
-            model=GPT2LMHeadModel(config),
-            args=arguments,
-            train_loader=loader,
-            callbacks=[SavePosition(loader)],
+            model=GPT2LMHeadModel(config), args=arguments, train_loader=loader, callbacks=[saving]
         )
-        found = trainer.train(resume_from_checkpoint=latest)
+        found = trainer.train(resume_from_checkpoint=saving.resume(trainer))
     print(f"step {found.global_step}, loss {found.training_loss:.3f}")
 
 

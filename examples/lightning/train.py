@@ -1,5 +1,5 @@
-"""Lightning fed by stoker: the loader is the train_dataloader. Lightning saves and restores the state of a
-loader that has `state_dict` and `load_state_dict` by itself.
+"""Lightning fed and saved by stoker: the loader is the train_dataloader, a callback saves it with the rest.
+On SIGTERM or SIGUSR1 to any rank all save after the same step and leave; the next run goes on there.
 
     python examples/lightning/train.py CORPUS --steps 100 --output out
 """
@@ -13,8 +13,9 @@ import lightning
 import torch
 
 import stoker
+from stoker.integrations.lightning import CheckpointCallback
 
-WIDTH, LENGTH = 64, 128
+WIDTH, LENGTH, SIGNALS = 64, 128, ("SIGTERM", "SIGUSR1")
 
 
 class TinyModel(lightning.LightningModule):
@@ -40,20 +41,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--output", type=Path, default=Path("out"))
     given = parser.parse_args()
-    latest = given.output / "last.ckpt"
-    trainer = lightning.Trainer(
-        max_steps=given.steps,
-        use_distributed_sampler=False,  # the loader is split by rank already
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=False,
-        enable_checkpointing=False,
-        accelerator="auto",
-    )
-    with stoker.Loader(given.corpus, batch_size=8, seq_len=LENGTH) as loader:
-        checkpoint = latest if latest.exists() else None
-        trainer.fit(TinyModel(1 << 16), train_dataloaders=loader, ckpt_path=checkpoint)
-        trainer.save_checkpoint(latest)
+    with (
+        stoker.Checkpointer(given.output / "checkpoints", every=500, save_on_signal=SIGNALS) as saver,
+        stoker.Loader(given.corpus, batch_size=8, seq_len=LENGTH) as loader,
+    ):
+        trainer = lightning.Trainer(
+            max_steps=given.steps,
+            use_distributed_sampler=False,  # the loader is split by rank already
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False,
+            enable_checkpointing=False,
+            callbacks=[CheckpointCallback(saver)],
+            accelerator="auto",
+        )
+        trainer.fit(TinyModel(1 << 16), train_dataloaders=loader)
         position = loader.state_dict()["position"]
     print(f"step {trainer.global_step}, position {position}")
 

@@ -3,13 +3,13 @@
     python examples/plain_loop/train.py CORPUS --steps 100 --checkpoint run/
     torchrun --nproc-per-node=8 examples/plain_loop/train.py CORPUS --steps 100 --checkpoint run/
 
-Kill it at any moment and run it again: it goes on where the newest checkpoint was, on any number of ranks.
+Kill it at any moment and run it again: it goes on where the newest checkpoint was, on any number of ranks. On
+SIGTERM or SIGUSR1 all ranks save after the same step and leave.
 """
 
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ def main() -> None:
     )
     parser.add_argument("corpus")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--checkpoint", type=Path, default=Path("run"), help="folder of checkpoints")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     given = parser.parse_args()
     world = stoker.World.from_environ()
@@ -44,32 +44,28 @@ def main() -> None:
         dist.init_process_group()
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with ExitStack() as stack:
-        feeder = stack.enter_context(stoker.feed(given.corpus, batch_size=8, seq_len=LENGTH, device=device))
-        saved = {"model": model, "optimizer": optimizer, "loader": feeder}
-        done, checkpointer = 0, None
-        if given.checkpoint:
-            checkpointer = stack.enter_context(
-                stoker.Checkpointer(given.checkpoint, every=given.every, keep=2)
-            )
-            done = checkpointer.restore(**saved).step
-        while done < given.steps:
-            for batch in feeder:  # one epoch; the next loop is the next epoch
-                loss = torch.nn.functional.cross_entropy(
-                    model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
-                )
+    feeder = stoker.feed(given.corpus, batch_size=8, seq_len=LENGTH, device=device)
+    saver = stoker.Checkpointer(
+        given.checkpoint, every=given.every, keep=2, save_on_signal=("SIGTERM", "SIGUSR1")
+    )
+    state = {"model": model, "optimizer": optimizer, "loader": feeder}
+    with feeder, saver:
+        step = saver.restore(**state).step  # of the newest good checkpoint; 0 is a fresh start
+        while step < given.steps and not saver.should_leave:
+            for batch in feeder:  # an epoch, or the rest of one
+                step += 1
+                logits = model(batch["input_ids"]).flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, batch["labels"].flatten())
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                done += 1
                 if world.rank == 0:
-                    print(f"step {done}, loss {loss.item()!r}", flush=True)
-                if checkpointer:
-                    checkpointer.step(done, **saved)
-                if done == given.steps:
+                    print(f"step {step}, loss {loss.item()!r}", flush=True)
+                saver.step(step, **state)
+                if step == given.steps or saver.should_leave:
                     break
-        if checkpointer and done % given.every:
-            checkpointer.save(done, **saved)
+        if not saver.should_leave:
+            saver.save(step, final=True, **state)
     if world.size > 1:
         dist.destroy_process_group()
 

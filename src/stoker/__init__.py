@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
-    from stoker.inside.loaders import attach
-    from stoker.leases.first import first_rank
     from stoker.load.loader import Loader
+    from stoker.load.ordering.schedule import Mixture
     from stoker.manifest import Manifest, read_manifest
     from stoker.stage.cache import Cache
+    from stoker.stage.leases.first import first_rank
     from stoker.stage.run import fetch
     from stoker.storage import open_store
+    from stoker.watch.inside.loaders import attach
+    from stoker.watch.runs import read_recording
     from stoker.world import World
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __all__ = [
     "Finding",
     "Loader",
     "Manifest",
+    "Mixture",
     "StokerError",
     "World",
     "__version__",
@@ -38,6 +41,7 @@ __all__ = [
     "first_rank",
     "open_store",
     "read_manifest",
+    "read_recording",
 ]
 
 _HOMES = {
@@ -47,20 +51,24 @@ _HOMES = {
     "Finding": "stoker.findings",
     "Loader": "stoker.load.loader",
     "Manifest": "stoker.manifest",
+    "Mixture": "stoker.load.ordering.schedule",
     "StokerError": "stoker.errors",
     "World": "stoker.world",
-    "attach": "stoker.inside.loaders",
+    "attach": "stoker.watch.inside.loaders",
     "feed": "stoker.feeder",
     "fetch": "stoker.stage.run",
-    "first_rank": "stoker.leases.first",
+    "first_rank": "stoker.stage.leases.first",
     "open_store": "stoker.storage",
     "read_manifest": "stoker.manifest",
+    "read_recording": "stoker.watch.runs",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    if name == "Checkpointer":  # its home imports torch at its top
+        import_module("stoker.errors").require("torch", extra="torch")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -15,15 +15,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from stoker.errors import require
+from stoker.load.assembly.rows import Batch
+from stoker.load.ledger import Document, Row
 from stoker.load.loader import Loader
+from stoker.load.options import OF_DATALOADERS, LoaderOptions
+from stoker.load.reading.dataset import Source
 from stoker.load.report import LoaderReport
-from stoker.load.rows import Batch
-from stoker.reading.dataset import Source
-from stoker.reading.files import Files
+from stoker.load.state import step_of
+from stoker.options import called_like, given, takes
 from stoker.storage import is_local
 from stoker.world import World
 
@@ -34,54 +39,37 @@ if TYPE_CHECKING:
     from stoker.stage.near import Near
 
 
-def feed(
-    dataset: Source | Sequence[Source],
-    *,
-    device: str | torch.device = "auto",
-    files: Files | None = None,
-    cache: Cache | str | Path | None = None,
-    weights: Sequence[float] = (),
-    **options: Any,  # the fields of LoaderOptions
-) -> Feeder:
-    """Batches of a dataset on a device: "auto" is this rank's GPU where there is one, else the CPU.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedOptions(LoaderOptions):
+    """The options of `feed`: those of a loader, and where batches go and datasets come through."""
 
-    A URL is read through `cache`: a `stoker.Cache`, the folder of one, or by default $STOKER_CACHE, else a
-    folder of this user's under the temporary one. With `cache` given, so are paths (of NFS or Lustre, say).
-    `files` says instead where the shards lie near: any object with `local_path(name)`."""
-    return Feeder(dataset, device=device, files=files, cache=cache, weights=weights, **options)
+    device: Annotated[
+        str | torch.device, 'where batches go; "auto": this rank\'s GPU where there is one, else the CPU'
+    ] = "auto"
+    cache: Annotated[
+        Cache | str | Path | None,
+        "what a URL is read through: a `stoker.Cache`, the folder of one, or by default $STOKER_CACHE, else "
+        "a folder of this user's under the temporary one. Given, it is for paths too (of NFS or Lustre, say)",
+    ] = None
 
 
 class Feeder:
     """A loader whose batches arrive on a device. Iterate, `close` (or use as a context manager)."""
 
-    def __init__(
-        self,
-        dataset: Source | Sequence[Source],
-        *,
-        device: str | torch.device = "auto",
-        files: Files | None = None,
-        cache: Cache | str | Path | None = None,
-        weights: Sequence[float] = (),
-        **options: Any,  # the fields of LoaderOptions
-    ) -> None:
-        from stoker.load.device import Copier, Device  # torch, only when something is to be fed
+    @takes(FeedOptions, of="a loader", elsewhere=OF_DATALOADERS)
+    def __init__(self, options: FeedOptions) -> None:
+        require("torch", extra="torch")  # only when something is to be fed
+        from stoker.load.device.streams import Copier, Device
 
-        self._given = {"device": device, "files": files, "cache": cache, "weights": weights, **options}
-        self._dataset = dataset
-        name = _this_ranks_device(options.get("world")) if device == "auto" else str(device)
+        name = _this_ranks_device(options.world) if options.device == "auto" else str(options.device)
         device_of_feeder = Device(name)
         # on a CPU the loader's own batches are where they should be: numpy gathers faster than torch
         where = name if device_of_feeder.is_cuda else ""
-        sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
-        self._staged = None if files else _staged(sources, cache)
+        self._staged = None if options.files else _staged(options.sources, options.cache)
         try:
-            self.loader = Loader(
-                self._staged.sources if self._staged else dataset,
-                files=files,
-                weights=weights,
-                device=where,
-                **options,
-            )
+            near = self._staged.sources if self._staged else options.dataset
+            self.loader = Loader(**{**given(options, LoaderOptions), "dataset": near, "device": where})
+            self._options = replace(options, mesh=self.loader.options.mesh)  # which goes into other processes
             self._prefetch()
         except BaseException:
             if self._staged:
@@ -92,8 +80,12 @@ class Feeder:
         on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
         self._copier = None if on_device else Copier(device_of_feeder)
         self._state: dict[str, Any] | None = None
+        self._began = False
 
     def __iter__(self) -> Iterator[Batch]:
+        if self.loader.settle() or self._began:
+            self._prefetch()  # of another share than was thought, or another epoch
+        self._began = True
         if self._copier is None:
             yield from self.loader
             return
@@ -126,6 +118,20 @@ class Feeder:
         self._prefetch()
 
     @property
+    def step(self) -> int:
+        """Batches of each rank since the job began, those before a resume included."""
+        return step_of(self._state) if self._state else self.loader.step
+
+    def samples(self, step: int, *, rank: int | None = None) -> list[Row]:
+        """The rows of any past or future step, of one rank or all: which documents are in them, and where
+        those lie. Computed from the order, nothing is read but indexes."""
+        return self.loader.samples(step, rank=rank)
+
+    def read(self, document: Document) -> Any:
+        """What a document of the ledger holds: ids, the members of a tar's sample, or the sample itself."""
+        return self.loader.read(document)
+
+    @property
     def is_behind(self) -> bool:
         """Whether no batch is ready to be handed out: what else uses disk and network should yield."""
         return self.loader.is_behind
@@ -138,7 +144,7 @@ class Feeder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Into another process, as it stands here; what comes through a cache comes through one there."""
-        return _refeed, (self._dataset, self._given, self.state_dict())
+        return _refeed, (self._options, self.state_dict())
 
     def _prefetch(self) -> None:
         """What is read next comes next."""
@@ -154,8 +160,14 @@ class Feeder:
         self.close()
 
 
-def _refeed(dataset: Any, given: dict[str, Any], state: dict[str, Any]) -> Feeder:
-    feeder = Feeder(dataset, **given)
+@called_like(Feeder, FeedOptions)
+def feed(*args: Any, **options: Any) -> Feeder:
+    """Batches of a dataset on a device, in one call."""
+    return Feeder(*args, **options)
+
+
+def _refeed(options: FeedOptions, state: dict[str, Any]) -> Feeder:
+    feeder = Feeder(**given(options, FeedOptions))
     feeder.load_state_dict(state)
     return feeder
 
@@ -165,7 +177,9 @@ def _this_ranks_device(world: World | None) -> str:
 
     if not torch.cuda.is_available():
         return "cpu"
-    world = world or World.from_environ()
+    world = world or World.here()
+    if world.launcher == "single":  # as the program chose, which may have been started by anybody
+        return f"cuda:{torch.cuda.current_device()}"
     # a launcher may show each rank its own card only, or all of them
     return f"cuda:{world.local_rank % torch.cuda.device_count()}"
 

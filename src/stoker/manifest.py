@@ -1,4 +1,4 @@
-"""What makes a folder of shards a dataset: `manifest.json` and the block digests beside it.
+"""Dataset manifest: `manifest.json` and the block digests beside it make a folder of shards a dataset.
 
 The manifest counts samples, tokens and bytes, says which tokenizer, order and plan made them, and
 holds the size and xxh3 of every file. `blocks.xxh3` holds one little-endian u64 per block of each
@@ -8,16 +8,20 @@ file, in the manifest's order, so that a reader can verify just the block it rea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from stoker.errors import BadManifestError, DeniedError, StorageError
+from stoker.errors import BadManifestError, DeniedError, NoManifestError, StorageError
 from stoker.formats.checksums import BLOCK_BYTES, block_count
-from stoker.storage import Store, join_url, open_store
+from stoker.formats.mapped import map_file
+from stoker.formats.sizes import counted
+from stoker.storage import Store, is_local, join_url, local_path, open_store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,8 +105,10 @@ class Manifest:
         return (file for shard in self.shards for file in shard.files)
 
     def to_json(self) -> str:
-        totals = {"samples": self.samples, "tokens": self.tokens, "bytes": self.bytes}
-        return json.dumps({**asdict(self), "counts": totals}, indent=1) + "\n"
+        return json.dumps({**asdict(self), "counts": self.totals()}, indent=1) + "\n"
+
+    def totals(self) -> dict[str, int]:
+        return {"samples": self.samples, "tokens": self.tokens, "bytes": self.bytes}
 
 
 def parse_manifest(text: str, *, name: str) -> Manifest:
@@ -115,12 +121,14 @@ def parse_manifest(text: str, *, name: str) -> Manifest:
                 f"{name} is version {version}, this stoker reads version {VERSION}",
                 hint="install the stoker that wrote it, or prepare the data again",
             )
-        return _from_plain(raw)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadManifestError(
-            f"{name} cannot be read: {error}",
-            hint="restore it, or run `stoker prepare index` on its folder",
-        ) from error
+        manifest = _from_plain(raw)
+        fault = next(_faults(manifest), "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadManifestError(f"{name} cannot be read: {error}", hint=_RESTORE) from error
+    if fault:
+        # a cause, as a torn one has: what means nothing is none, and may be replaced
+        raise BadManifestError(f"{name} means nothing: {fault}", hint=_RESTORE) from ValueError(fault)
+    return manifest
 
 
 def read_manifest(url: str | Path) -> Manifest:
@@ -131,7 +139,8 @@ def read_manifest(url: str | Path) -> Manifest:
         with store.open(NAME) as file:
             text = file.read().decode()
     except StorageError as error:
-        raise BadManifestError(
+        kind = NoManifestError if is_absent(error) else BadManifestError
+        raise kind(
             f"no manifest at {name}: {error.message}",
             hint="run `stoker prepare index` to adopt a folder of Megatron or WebDataset shards",
         ) from error
@@ -145,13 +154,12 @@ def find_manifest(url: str | Path) -> Manifest | None:
     read, or that cannot be reached, raises: nobody knows what it stands for."""
     try:
         return read_manifest(url)
+    except NoManifestError:
+        return None
     except BadManifestError as error:
-        reason = error.__cause__
-        if not isinstance(reason, StorageError):
-            raise
-        if is_absent(reason):
-            return None
-        raise reason from reason.__cause__
+        if isinstance(reason := error.__cause__, StorageError):
+            raise reason from reason.__cause__
+        raise
 
 
 def is_absent(error: StorageError) -> bool:
@@ -171,16 +179,33 @@ def write_manifest(store: Store, manifest: Manifest, *, blocks: npt.NDArray[np.u
     return whole
 
 
+def check_pairs(manifest: Manifest, *, name: str) -> None:
+    """Who reads samples needs the data of every shard and what indexes it."""
+    for shard in manifest.shards:
+        if len(shard.files) != 2:
+            raise BadManifestError(
+                f"{name}: shard {shard.name!r} has {counted(len(shard.files), 'file')}, not data and index",
+                hint=_RESTORE,
+            )
+
+
 def read_blocks(store: Store, manifest: Manifest) -> dict[str, npt.NDArray[np.uint64]]:
-    """The block digests of every file, by name; they must match the manifest."""
+    """The block digests of every file, by name; they must match the manifest. Where they lie on this machine
+    they are mapped: its ranks share them, which of 4 TB are 256 MB."""
     import numpy as np  # only here: staging reads manifests, and would start 0.1 s later
 
-    with store.open(BLOCKS_NAME) as file:
-        data = file.read()
+    data = _bytes_of(store)
     if xxhash.xxh3_64_hexdigest(data) != manifest.blocks_xxh3:
         raise BadManifestError(
             f"{join_url(store.url, BLOCKS_NAME)} does not match its manifest",
             hint="restore it, or run `stoker prepare index` after checking the shards",
+        )
+    wanted = sum(block_count(record.bytes, manifest.block_bytes) for record in manifest.files())
+    if len(data) != wanted * 8:
+        raise BadManifestError(
+            f"{join_url(store.url, BLOCKS_NAME)} holds {counted(len(data) / 8, 'digest')}, the manifest's "
+            f"files have {counted(wanted, 'block')}",
+            hint=_RESTORE,
         )
     digests = np.frombuffer(data, "<u8")
     by_name, start = {}, 0
@@ -189,6 +214,14 @@ def read_blocks(store: Store, manifest: Manifest) -> dict[str, npt.NDArray[np.ui
         by_name[record.name] = digests[start:stop]
         start = stop
     return by_name
+
+
+def _bytes_of(store: Store) -> Any:  # a buffer
+    if is_local(store.url):
+        with suppress(OSError):  # who opens it says what is wrong
+            return map_file(local_path(store.url) / BLOCKS_NAME)
+    with store.open(BLOCKS_NAME) as file:
+        return file.read()
 
 
 def shard_from_plain(plain: dict[str, Any]) -> ShardRecord:
@@ -203,3 +236,53 @@ def _from_plain(raw: dict[str, Any]) -> Manifest:
         tokenizer=TokenizerRecord(**tokenizer) if tokenizer else None,
         **raw,
     )
+
+
+_RESTORE = "restore it, or run `stoker prepare index` on its folder"
+_ITEM_BYTES = {"uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "int32": 4, "int64": 8}
+_MOST_BYTES = 1 << 62
+_MOST_BLOCK_BYTES = 1 << 30  # a block is read whole
+
+
+def is_inside(name: object) -> bool:
+    """Whether a name leads to a file inside its folder, wherever that is."""
+    if not isinstance(name, str) or not name or "\0" in name or name.startswith("/"):
+        return False
+    return not {"", ".", ".."} & set(name.split("/"))
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What cannot be true of any dataset, one sentence each. Digests say that bytes are what somebody wrote,
+    not that they mean something."""
+    if manifest.format not in ("megatron", "webdataset") or manifest.compression not in ("", "zstd"):
+        yield f"format {manifest.format!r} with compression {manifest.compression!r} is unknown"
+    if manifest.format == "megatron" and manifest.dtype not in _ITEM_BYTES and manifest.shards:
+        yield f"dtype {manifest.dtype!r} is none of token ids"
+    if not _is_count(manifest.epochs, least=1) or not _is_count(manifest.seed, least=-_MOST_BYTES):
+        yield f"epochs {manifest.epochs!r} and seed {manifest.seed!r} are impossible"
+    if not _is_count(manifest.block_bytes, least=1) or manifest.block_bytes > _MOST_BLOCK_BYTES:
+        yield f"blocks of {manifest.block_bytes!r} bytes are impossible"
+    for shard in manifest.shards:
+        yield from _shard_faults(shard, manifest)
+    if manifest.epochs > max(1, len({shard.epoch for shard in manifest.shards})):
+        yield f"it holds shards of fewer than {counted(manifest.epochs, 'epoch')}"
+    totals = manifest.totals()
+    if any(manifest.counts.get(name, total) != total for name, total in totals.items()):
+        yield f"its shards come to {totals}, its counts to {manifest.counts}"
+    names = Counter(file.name for file in manifest.files())
+    yield from (f"{name!r} is listed {count} times" for name, count in names.items() if count > 1)
+
+
+def _shard_faults(shard: ShardRecord, manifest: Manifest) -> Iterator[str]:
+    numbers = (shard.samples, shard.tokens, shard.epoch, *(file.bytes for file in shard.files))
+    if not shard.files or not all(map(_is_count, numbers)) or shard.epoch >= manifest.epochs:
+        yield f"shard {shard.name!r} has files, counts or an epoch ({numbers}) that are impossible"
+        return
+    yield from (f"{file.name!r} leads out of the folder" for file in shard.files if not is_inside(file.name))
+    held, wanted = shard.files[0].bytes, shard.tokens * _ITEM_BYTES.get(manifest.dtype, 0)
+    if manifest.format == "megatron" and not shard.files[0].name.endswith(".zst") and held != wanted:
+        yield f"{shard.files[0].name} has {held:,} bytes, {counted(shard.tokens, 'token')} take {wanted:,}"
+
+
+def _is_count(value: object, *, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST_BYTES

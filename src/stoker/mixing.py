@@ -1,4 +1,4 @@
-"""Randomness that is computed, not drawn: keys from numbers, and permutations from keys.
+"""Hash-based randomness: keys from numbers, and permutations from keys; computed, not drawn.
 
 Every function here is pure and the same on every machine and with every version of numpy, so that an
 order can be computed again from its seed.
@@ -42,7 +42,7 @@ def mixed(values: Keys) -> Keys:
     return keys
 
 
-def permutations(size: int, keys: Sequence[int]) -> Integers:
+def permutations(size: int, keys: Sequence[int] | Keys) -> Integers:
     """For each key, all numbers below `size` in a random order, as rows: sorted by a key each, which
     carries the number in its low bits. (numpy's own may change between its versions.)"""
     low = (1 << max(0, size - 1).bit_length()) - 1
@@ -80,5 +80,18 @@ def permuted(number: int, size: int, key: int) -> int:
         for turn in range(4):
             number = (number * (key >> 7 * turn | 1) + (key >> 32 + 5 * turn)) & mask
             number ^= number >> half
+        if number < size:
+            return number
+
+
+def unpermuted(number: int, size: int, key: int) -> int:
+    """The number that `permuted` sends here: its rounds undone, last one first."""
+    bits = max(2, (size - 1).bit_length())
+    mask, half = (1 << bits) - 1, (bits + 1) // 2
+    while True:
+        for turn in reversed(range(4)):
+            number ^= number >> half
+            factor = (key >> 7 * turn | 1) & mask
+            number = ((number - (key >> 32 + 5 * turn)) * pow(factor, -1, 1 << bits)) & mask
         if number < size:
             return number

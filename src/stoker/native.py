@@ -1,4 +1,4 @@
-"""The optional C modules: where no compiler was at hand, their twins in Python do the same more slowly."""
+"""C extensions, optional: where no compiler was at hand, their twins in Python do the same more slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes told apart: a number alone means another one in another container, after a reboot, or once it is
+"""Process identity: a process id alone means another one in another container, after a reboot, or once it is
 used again.
 
 Linux says all of it in /proc; where that is missing or hidden the answers are empty.
@@ -43,9 +43,25 @@ def is_zombie(pid: int) -> bool:
     return _fields(pid)[:1] in (["Z"], ["X"]) and len(threads) == 1
 
 
+def is_stopped(pid: int) -> bool:
+    """Suspended by a signal or a debugger: it will do nothing until it is let."""
+    return _fields(pid)[:1] in (["T"], ["t"])
+
+
 def lives(pid: int) -> bool:
     """Not gone, and not a zombie. Of what is no child of ours nothing tells us the end."""
     return started(pid) != "" and not is_zombie(pid)
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The variables a process was started with; none where we may not read them."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {
+        os.fsdecode(name): os.fsdecode(value) for name, _, value in (word.partition(b"=") for word in words)
+    }
 
 
 def _has(kind: str) -> bool:

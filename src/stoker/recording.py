@@ -1,4 +1,4 @@
-"""A recording: what was seen of a run. `observe` makes one, `diagnose` explains it, `report` shows it.
+"""A recording: what was seen of a run. `watch` makes one, `diagnose` explains it, `report` shows it.
 
 Times are seconds since the run began, on one clock for all ranks. Samples are columns; a reading that
 could not be taken is NaN, a column that could not be read at all is absent.
@@ -6,13 +6,14 @@ could not be taken is NaN, a column that could not be read at all is absent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 # What a span of time in a training process is spent on. The order is the order of precedence where spans
 # overlap without nesting: the more specific wins. A nested span takes its time from the one around it.
@@ -53,6 +54,14 @@ class Steps:
     flops: Floats
 
 
+Rows = TypeVar("Rows", Spans, Steps)
+
+
+def kept(rows: Rows, which: Mask) -> Rows:
+    """Of spans or steps these rows, in every column."""
+    return replace(rows, **{one.name: getattr(rows, one.name)[which] for one in fields(rows)})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
     """Readings of one device or host; docs/concepts/recording.md names the columns and their units."""
@@ -67,6 +76,15 @@ class Samples:
             return float("nan")
         return float(np.nanmean(column))
 
+    def kept(self, which: Mask) -> Samples:
+        """These readings, in every column."""
+        return Samples(t=self.t[which], columns={name: c[which] for name, c in self.columns.items()})
+
+    def since(self, began_s: float) -> Samples:
+        """The readings from a moment on, in seconds since then."""
+        late = self.kept(self.t >= began_s)
+        return replace(late, t=late.t - began_s)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
@@ -76,6 +94,30 @@ class Event:
     what: str
     text: str
     facts: dict[str, Any] = field(default_factory=dict)  # plain JSON values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """Where looks at the loop's stack met it: in which span ("": none), doing what, on which line."""
+
+    inside: str
+    what: str  # batch, logging, metrics, output, io, gc, lock, optimizer, compute, other
+    line: str  # file:line function, of the user's program
+    seconds: float
+    looks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stacks:
+    """What a sampling profiler saw of one process; `late` of `looks` were held up by another thread."""
+
+    seconds: float = 0.0
+    seen: tuple[Seen, ...] = ()
+    looks: int = 0
+    late: int = 0
+    threads: dict[str, int] = field(default_factory=dict)  # line and thread → looks in which it held us up
+    gc_s: float = 0.0  # in the garbage collector
+    gc_count: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +131,19 @@ class RankRecord:
     steps: Steps
     memory: Samples  # allocator: allocated, reserved (bytes), retries (count)
     events: tuple[Event, ...] = ()
+    stacks: Stacks = field(default_factory=Stacks)
+
+    def moved(self, by_s: float) -> RankRecord:
+        """The same, so much later; nothing to be done for no time."""
+        if not by_s:
+            return self
+        return replace(
+            self,
+            spans=replace(self.spans, start=self.spans.start + by_s, end=self.spans.end + by_s),
+            steps=replace(self.steps, start=self.steps.start + by_s, end=self.steps.end + by_s),
+            memory=replace(self.memory, t=self.memory.t + by_s),
+            events=tuple(replace(event, t=event.t + by_s) for event in self.events),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Spans: pieces of wall time in a run, said by whoever spends them.
 
-The stages call `span(...)` around their work. It does nothing until `recording(folder)` is entered, or
-`stoker watch` has attached; then each process writes its spans into its own ring: a mapped file of
+The stages call `span(...)` around their work. It does nothing until `stoker watch` has attached;
+then each process writes its spans into its own ring: a mapped file of
 fixed-size records in the run folder. A record is in the page cache as soon as it is written, so a process
 killed by SIGKILL or SIGBUS loses nothing, and a reader may look while it is being written. The space is
 allocated up front: a full disk is an error when the ring is made, never a bus error later.
@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 MAGIC = b"stokring"
@@ -33,30 +32,13 @@ SPANS = 1 << 19  # 21 MB: some 50,000 steps of ten spans
 NO_STEP = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """What was done, from when to when (seconds of the monotonic clock)."""
-
-    what: str
-    start: float
-    end: float
-    rank: int = 0
-    step: int | None = None
-    bytes: int = 0
-    thread: int = 0
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
 class Ring:
     """The last `capacity` spans of one process in a mapped file; any thread may write."""
 
     def __init__(self, path: Path, *, capacity: int = SPANS, rank: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         size = FIRST + capacity * RECORD.size
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(handle, 0, size)
             self._map = mmap.mmap(handle, size)
@@ -165,40 +147,3 @@ def record_to(recorder: Recorder | None) -> Recorder | None:
     global _recorder
     before, _recorder = _recorder, recorder
     return before
-
-
-@contextmanager
-def recording(folder: Path, *, rank: int = 0) -> Iterator[None]:
-    """Record this process's spans into `folder` while the block runs."""
-    mine = Recorder(Ring(folder / f"spans-{rank:05d}-{os.getpid()}-{time.monotonic_ns()}.ring", rank=rank))
-    before = record_to(mine)
-    try:
-        yield
-    finally:
-        record_to(before)
-        mine.close()
-
-
-def read_spans(folder: Path) -> list[Span]:
-    """Every whole span of a folder's rings, in order of start."""
-    spans = [span for path in sorted(folder.glob("spans-*.ring")) for span in read_ring(path)]
-    return sorted(spans, key=lambda span: span.start)
-
-
-def read_ring(path: Path) -> list[Span]:
-    """The whole spans of one ring in the order they were written; of a file that is no ring, none."""
-    data = path.read_bytes()
-    if len(data) < FIRST or not data.startswith(MAGIC):
-        return []
-    _, size, capacity, _, rank, named = HEAD.unpack_from(data)
-    names = data[HEAD_BYTES : HEAD_BYTES + named].decode().split("\n")
-    found = []
-    for place in range(FIRST, min(len(data), FIRST + capacity * size) - size + 1, size):
-        start, end, step, moved, what, thread, number = RECORD.unpack_from(data, place)
-        if number and what < len(names):
-            known = None if step == NO_STEP else step
-            spoken = Span(
-                what=names[what], start=start, end=end, rank=rank, step=known, bytes=moved, thread=thread
-            )
-            found.append((number, spoken))
-    return [spoken for _, spoken in sorted(found, key=lambda pair: pair[0])]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import stoker
+from stoker.checkpoint.saved.tiers import Tiers
 from stoker.errors import StokerError
-from stoker.saved.tiers import Tiers
 from stoker.world import World
 
 CHUNK = 4096

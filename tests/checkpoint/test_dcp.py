@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from stoker.checkpoint.dcp import Reader, Stager, Writer
+from stoker.checkpoint.saved.commit import OWNER, begin, this_owner
 from stoker.errors import BadCheckpointError
-from stoker.saved.commit import OWNER, begin, this_owner
 
 
 @pytest.fixture(autouse=True)

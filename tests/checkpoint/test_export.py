@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stoker.checkpoint.saved.export import Tensors, diff, export, named
 from stoker.errors import UsageError
-from stoker.saved.export import Tensors, diff, export
 
 
 @pytest.fixture
@@ -34,6 +34,15 @@ def saved(model, open_checkpointer):
     checkpointer.save(1, model=model, other={"x": torch.ones(3)})
     checkpointer.wait()
     return checkpointer.latest()
+
+
+def test_stages_with_equal_names_are_not_exported_as_one_model() -> None:
+    apart = ["model@0.w", "model@1.w"]
+    with pytest.raises(UsageError, match=r"model\.w was not the same on all ranks .* has model@0\.w"):
+        named(["model.v"], "model.", known=[*apart, "model.v"])
+    assert named(apart, "model@1.", known=apart) == ["model@1.w"]
+    buffer = [*apart, "model.w"]  # the first rank's is the one
+    assert named(buffer, "model.", known=buffer) == ["model.w"]
 
 
 def test_an_export_is_the_state_dict_with_tied_weights_once(saved, model, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor  # as quantized and float8 tensors are made
 
+from stoker.checkpoint.saved.layout import item_bytes
+from stoker.checkpoint.saved.values import decode, encode
 from stoker.errors import UsageError
-from stoker.saved.values import decode, encode
 
 
 class Colour(enum.Enum):
@@ -36,6 +38,11 @@ class Counted(enum.IntEnum):
         {((1, 2), None): 4},
         {1.5: {True: 3}},
         {Named.RED: 1, Counted.ONE: [{"a": 1}]},
+        Counter({3: 2, 5: 1}),
+        Counter(),
+        defaultdict(list, a=[1]),
+        OrderedDict(),
+        bytearray(b"ab"),
     ],
     ids=str,
 )
@@ -44,6 +51,43 @@ def test_a_plain_value_comes_back_as_what_it_was(open_checkpointer, value: Any) 
         checkpointer.save(1, value=value)
     back = open_checkpointer().restore().extras["value"]
     assert (back, type(back)) == (value, type(value))
+
+
+def test_a_schedule_with_milestones_goes_on_after_a_restore(open_checkpointer) -> None:
+    def schedule() -> torch.optim.lr_scheduler.MultiStepLR:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 9])
+
+    first, second = schedule(), schedule()
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, schedule=first)
+    open_checkpointer().restore(schedule=second)
+    assert (second.milestones, type(second.milestones)) == (Counter({2: 2, 9: 1}), Counter)
+    second.optimizer.step()
+    second.step()  # asks its Counter for a step that is no milestone
+
+
+def test_a_defaultdict_of_a_function_is_refused_by_name(open_checkpointer) -> None:
+    with pytest.raises(UsageError, match=r"value is a defaultdict whose default is .*lambda"):
+        open_checkpointer().save(1, value=defaultdict(lambda: 3, a=1))
+
+
+def test_every_dtype_of_torch_has_its_size_or_is_refused() -> None:
+    words = [word for word in dir(torch) if isinstance(getattr(torch, word), torch.dtype)]
+    dtypes = {str(getattr(torch, word)).removeprefix("torch.") for word in words}
+    quantized = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}  # refused as tensors
+    for word in dtypes - quantized:
+        assert item_bytes(word) == getattr(torch, word).itemsize, word
+    with pytest.raises(UsageError, match="float9 is a dtype that this stoker does not know"):
+        item_bytes("float9")
+
+
+def test_sixteen_bits_without_a_meaning_come_back_whole(open_checkpointer) -> None:
+    bits = torch.arange(1000, dtype=torch.int16).view(torch.bits16)
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, state={"bits": bits})
+    back = open_checkpointer().load()["state"]["bits"]
+    assert torch.equal(back.view(torch.int16), bits.view(torch.int16))
 
 
 def test_a_set_of_sets_of_an_earlier_version_can_be_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,19 @@ def test_a_disk_that_cannot_read_gives_way_to_the_next_good_copy(
     with pytest.warns(RuntimeWarning, match="cannot be read at bytes 0 to 64: .* Input/output error"):
         assert open_checkpointer(remote=remote).restore(state=back).step == step
     assert torch.equal(back["w"], torch.full((3,), float(step)))
+
+
+def test_a_profiler_that_holds_the_frames_of_the_readers_fails_no_restore(open_checkpointer) -> None:
+    with open_checkpointer() as checkpointer:
+        checkpointer.save(1, state={"w": torch.ones(6000)})
+        checkpointer.wait()
+    held: list[Any] = []  # as `stoker watch` holds them for a moment, with the memory they have views of
+    threading.setprofile(lambda frame, event, found: held.append(frame))
+    try:
+        assert open_checkpointer().restore(state={"w": torch.zeros(6000)}).step == 1
+    finally:
+        threading.setprofile(None)
+    assert any(frame.f_code.co_name == "_read_chunk" for frame in held)
 
 
 def test_verifying_says_what_cannot_be_read(open_checkpointer, bad_sector: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import weakref
 from concurrent.futures import Future
@@ -16,13 +17,13 @@ import pytest
 import torch
 
 from stoker.checkpoint.checkpointer import Checkpointer
+from stoker.checkpoint.saved import commit
+from stoker.checkpoint.saved.layout import step_of
+from stoker.checkpoint.saved.retention import collect
+from stoker.checkpoint.saved.tiers import Tiers, local_names
+from stoker.checkpoint.snapshot.copy import Snapshot
 from stoker.checkpoint.storm import Limits
-from stoker.errors import CheckpointError, StorageError
-from stoker.saved import commit
-from stoker.saved.layout import step_of
-from stoker.saved.retention import collect
-from stoker.saved.tiers import Tiers, local_names
-from stoker.snapshot.copy import Snapshot
+from stoker.errors import CheckpointError, StorageError, UsageError
 from stoker.world import World
 
 CHUNK = 4096
@@ -192,3 +193,43 @@ def test_a_job_deletes_what_the_one_before_left(tmp_path: Path) -> None:
             for step in range(first, first + 3):
                 checkpointer.save(step, state=state(1))
     assert sorted(map(step_of, local_names(tmp_path))) == [12, 13]
+
+
+def test_a_second_thread_is_told_instead_of_hanging(tmp_path: Path) -> None:
+    flattening, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def state_dict(self) -> dict[str, Any]:
+            flattening.set()
+            assert go_on.wait(60)
+            return {"n": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with Checkpointer(tmp_path / "run", world=World()) as saver:
+        other = threading.Thread(target=lambda: saver.save(1, slow=Slow()))
+        other.start()
+        assert flattening.wait(60)
+        with pytest.raises(UsageError, match="another thread is saving"):
+            saver.save(2, slow=Slow())
+        go_on.set()
+        other.join()
+        saver.wait()
+        assert saver.report().saves == 1
+
+
+def test_what_is_restored_in_inference_mode_can_be_trained(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+    train()
+    with Checkpointer(tmp_path / "run", world=World()) as saver, torch.inference_mode():
+        saver.save(1, model=model, optimizer=optimizer)
+        optimizer.state.clear()
+        saver.restore(model=model, optimizer=optimizer)
+    train()
+    assert optimizer.state[model.weight]["step"] == 2

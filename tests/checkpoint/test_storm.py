@@ -1,22 +1,20 @@
-"""Many writers on one store, and how often to save."""
+"""Many writers on one store: who waits for whom; and how often to save."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.checkpoint.interval import advise, mtbf_of
-from stoker.checkpoint.storm import Fleet, Limits, simulate, start_delay_s, waits_for
+from stoker.checkpoint.interval import Interval, advise, mtbf_of
+from stoker.checkpoint.options import CheckpointOptions
+from stoker.checkpoint.saved.writer import Pace
+from stoker.checkpoint.storm import Limits, reads_after, start_delay_s, waits_for
 from stoker.errors import UsageError
 from stoker.world import World
-
-FLEET = Fleet(
-    writers=1024, bytes_each=2e9, store_bytes_per_s=100e9, writer_bytes_per_s=5e9, knee=64, slope=0.1,
-    readers=1024, read_bytes_per_s=20e9,
-)  # fmt: skip
 
 
 def worlds(nodes: int, each: int) -> list[World]:
@@ -43,34 +41,26 @@ def test_tokens_bound_who_writes_at_a_time(nodes: int, each: int, per_node: int,
         waiting = {rank: needs for rank, needs in waiting.items() if rank not in begun}
 
 
+def test_readers_and_writers_have_tokens_of_their_own() -> None:
+    limits = Limits(job_writers=1, job_readers=2)
+    assert [waits_for(world, limits) for world in worlds(1, 4)] == [[], [0], [1], [2]]
+    assert [reads_after(world, limits) for world in worlds(1, 4)] == [[], [], [0], [1]]
+
+
+@pytest.mark.parametrize("sizes", [[500_000], [100_000] * 5, [1] * 100])
+def test_a_cap_holds_for_a_few_large_pieces_too(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda wait: now.__setitem__(0, now[0] + wait))
+    pace = Pace(1000.0)
+    for size in sizes:
+        pace.take(size)
+    assert now[0] == pytest.approx(sum(sizes) / 1000)
+
+
 def test_nodes_begin_evenly_over_the_stagger() -> None:
     delays = [start_delay_s(world, Limits(stagger_s=8.0)) for world in worlds(4, 2)]
     assert delays == [0, 0, 2, 2, 4, 4, 6, 6]
-
-
-def test_one_writer_takes_its_bytes_by_its_rate() -> None:
-    alone = simulate(replace(FLEET, writers=1, readers=0, read_bytes_per_s=0), Limits())
-    assert alone.seconds == pytest.approx(2e9 / 5e9)
-    assert alone.least_read_share == 1
-
-
-@given(st.integers(1, 400), st.integers(0, 100), st.floats(0, 60), st.floats(1e6, 1e10))
-def test_no_byte_goes_faster_than_the_store(writers: int, tokens: int, stagger: float, cap: float) -> None:
-    fleet = replace(FLEET, writers=writers)
-    storm = simulate(fleet, Limits(job_writers=tokens, stagger_s=stagger, write_bytes_per_s=cap))
-    assert storm.seconds * fleet.store_bytes_per_s >= writers * fleet.bytes_each * 0.999
-    assert storm.most_writers <= min(writers, tokens or writers)
-    assert 0 <= storm.least_read_share <= 1
-
-
-def test_tokens_and_caps_leave_the_readers_more() -> None:
-    free = simulate(FLEET, Limits())
-    tokens = simulate(FLEET, Limits(job_writers=64))
-    capped = simulate(FLEET, Limits(write_bytes_per_s=5e6))
-    assert tokens.seconds < free.seconds  # fewer at a time: the store is not driven past its knee
-    assert tokens.mean_writer_s < free.mean_writer_s / 4
-    assert tokens.least_read_share > free.least_read_share
-    assert capped.least_read_share > free.least_read_share
 
 
 def test_the_interval_is_youngs_for_short_saves() -> None:
@@ -91,6 +81,37 @@ def test_advice_is_never_shorter_than_a_write_and_no_neighbour_is_better(
 
     best = loss(advice.interval_s)
     assert all(best <= loss(max(write, advice.interval_s * factor)) * 1.1 for factor in (0.5, 2.0))
+
+
+def test_a_job_that_never_fails_never_saves_and_nothing_overflows() -> None:
+    interval = Interval("auto")
+    for step in range(12):
+        interval.note(step)
+    assert interval.advised_steps(advise(stall_s=1, write_s=1, mtbf_s=math.inf)) > 10**12
+    assert interval.is_due(10, steps=lambda: interval.advised_steps(None))
+
+
+@pytest.mark.parametrize("mtbf_s", [-1.0, math.nan])
+def test_no_time_between_failures_is_refused_at_once(mtbf_s: float) -> None:
+    with pytest.raises(UsageError, match="no time between failures"):
+        CheckpointOptions("run", mtbf_s=mtbf_s, world=World())
+
+
+def test_what_a_save_costs_is_all_that_the_loop_loses_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With overlap the stall is short, and the steps beside the writing are longer."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    interval = Interval("auto")
+    for step in range(30):
+        interval.note(step, saving=10 < step <= 13)
+        if step == 10:
+            interval.saved()
+        now[0] += 1.5 if 10 <= step < 13 else 1.0
+    assert (interval.step_s, interval.lost_s) == (1.0, 1.5)
+    both = advise(stall_s=0.1, lost_s=1.6, write_s=2.0, mtbf_s=86400)
+    assert both.interval_s == pytest.approx(
+        4 * advise(stall_s=0.1, write_s=2.0, mtbf_s=86400).interval_s, rel=0.02
+    )
 
 
 def test_more_gpus_fail_more_often() -> None:

@@ -87,4 +87,4 @@ def test_a_run_that_ended_at_once_is_not_the_same_as_a_whole_one(tmp_path: Path)
     for pair in ((whole, torso), (torso, whole)):
         refused = CliRunner().invoke(command, [*map(str, pair), "--json"]).exception
         assert isinstance(refused, BadInputError)
-        assert "(b) has 1 steps after its first 2: too few to compare" in refused.message
+        assert "(b) has 1 step after its first 2: too few to compare" in refused.message

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.cli import main
 
-SNAPSHOTS = Path(__file__).parents[1] / "doctor" / "snapshots"
+SNAPSHOTS = Path(__file__).parents[1] / "recordings" / "machines"
 
 
 def run(*arguments: object) -> int:
@@ -59,5 +59,5 @@ def test_a_recorded_machine_cannot_be_changed(
 
 def test_a_file_that_is_no_machine_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text("[]")
-    assert run(tmp_path / "x.json") == 1
+    assert run(tmp_path / "x.json") == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/x.json is no recorded machine")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PATH_ORDER = [
-    "prepare", "stage", "load", "feed", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor",
-    "bench", "tune", "history", "plan", "deploy",
+    "prepare", "stage", "load", "feed", "order", "checkpoint", "watch", "diagnose", "report", "metrics",
+    "doctor", "bench", "tune", "history", "plan", "deploy",
 ]  # fmt: skip
 
 
@@ -48,6 +48,17 @@ def test_every_option_has_help(option: click.Option) -> None:
 @pytest.mark.parametrize("command", [pytest.param(command, id=name) for name, command in commands()])
 def test_every_command_has_help(command: click.Command) -> None:
     assert command.help
+
+
+@pytest.mark.parametrize(
+    "group",
+    [pytest.param(command, id=name) for name, command in commands() if isinstance(command, click.Group)],
+)
+def test_what_a_command_does_fits_in_its_line_of_the_list(group: click.Group) -> None:
+    shown = group.get_help(click.Context(group, info_name="stoker", terminal_width=80))
+    listed = shown.partition("Commands:\n")[2].splitlines()
+    assert listed
+    assert [line for line in listed if line.endswith("...")] == []
 
 
 def test_help_lists_the_verbs_in_the_order_of_the_path() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from stoker.cli import stoker
-from stoker.doctor.need import need_of
+from stoker.cli.plan import as_written
+from stoker.doctor.need import Need, need_of
+from stoker.plan.job import FIELDS, Job, read_job
 
 KNOWN = (
     "--nodes",
@@ -37,7 +40,7 @@ def test_a_plan_is_said_in_words() -> None:
 
 
 def test_what_is_not_known_is_left_out_and_not_claimed() -> None:
-    assert run().startswith("training: 1 nodes x 8 GPUs\n\na node needs\n")
+    assert run().startswith("training: 1 node x 8 GPUs\n\na node needs\n")
     unread = run("--dataset", "20TB", "--store-rate", "10GB/s")
     assert "GPUs wait" not in unread
     stored_nowhere = run("--parameters", "70B")
@@ -51,10 +54,7 @@ def test_the_needs_of_a_plan_are_what_doctor_checks() -> None:
     need = need_of(plan)
     assert need.memory_bytes == plan["memory"]["limit"]
     assert need.cache_bytes == plan["caching"]["share"]
-    assert set(plan["needs"]) == {
-        "shm_bytes", "memory_bytes", "cpu_cores", "memlock_bytes", "cache_bytes", "open_files",
-        "read_bytes_s",
-    }  # fmt: skip
+    assert set(plan["needs"]) == {one.name for one in fields(Need)}
 
 
 def test_a_page_holds_the_plots(tmp_path: Path) -> None:
@@ -71,6 +71,23 @@ def test_a_measurement_counts_more_than_the_file_and_a_flag_more_than_that(tmp_p
     plan = json.loads(run(str(job), "--measured", str(measured), "--batch", "32", "--json"))
     assert (plan["job"]["step"], plan["job"]["batch"], plan["job"]["mfu"]) == (0.5, 32, 0.3)
     assert plan["measured"] == [str(measured)]
+
+
+def test_a_flat_recording_is_a_measurement_too(tmp_path: Path) -> None:
+    recording = Path(__file__).parents[2] / "examples" / "starved_cpu.jsonl"
+    ran = CliRunner().invoke(stoker, ["plan", "--measured", str(recording), "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.output)["measured"] == [str(recording)]
+
+
+def test_defaults_are_shown_as_they_may_be_written() -> None:
+    shown = {
+        name: as_written(field.metadata["kind"], field.default)
+        for name, field in FIELDS.items()
+        if field.default
+    }
+    assert shown["rank_memory"] == "6GiB"
+    assert read_job(None, **shown) == Job()
 
 
 def test_deploy_ends_with_the_lines_that_start_the_job(tmp_path: Path) -> None:

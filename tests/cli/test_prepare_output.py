@@ -10,7 +10,7 @@ from rich.console import Console
 from stoker.cli import progress
 from stoker.cli.prepare import _report
 from stoker.prepare.curate import Curation
-from stoker.sources.documents import Reading
+from stoker.prepare.sources.documents import Reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def test_what_was_dropped_and_what_was_skipped_for_the_same_reason_are_counted_a
     _report(made, as_json=False)
     printed = capsys.readouterr().out
     assert "dropped  2 documents: too_long" in printed
-    assert "skipped  1 documents: too_long" in printed
+    assert "skipped  1 document: too_long" in printed
 
 
 def test_brackets_are_printed_on_a_terminal_as_they_are(

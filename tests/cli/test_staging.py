@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from stoker.cli import staging
 from stoker.cli.staging import StageProgress
+from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit
-from stoker.wire.origin import RemoteFile
 
 if TYPE_CHECKING:
     import pytest

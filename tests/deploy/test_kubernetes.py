@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from small_jobs import deployment
+from strict import restricted, validate
 
 from stoker.deploy.deployment import Deployment, Prepare
 from stoker.deploy.kubernetes import quantity
@@ -31,12 +33,19 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+INSTEAD = {
+    "overlays/jobset": "JobSet",
+    "overlays/train-job": "TrainJob",
+    "overlays/pytorch-job": "PyTorchJob",
+}
+
+
 def objects(one: Deployment) -> dict[str, dict[str, Any]]:
     """Every object by its file; patches are no whole objects and kustomizations none of the cluster's."""
     return {
         path: yaml.safe_load(text)
         for path, text in kubernetes_files(one).items()
-        if path.endswith(".yaml") and not path.endswith(("kustomization.yaml", "patch.yaml"))
+        if path.endswith(".yaml") and not Path(path).name.startswith(("kustomization", "patch"))
     }
 
 
@@ -44,21 +53,11 @@ def pod_of(one: Deployment) -> dict[str, Any]:
     return objects(one)["base/training.yaml"]["spec"]["template"]["spec"]
 
 
-def validate(each: dict[str, Any], version: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own dependencies
-        import kubernetes_validate
-
-        kubernetes_validate.validate(each, version, strict=True)
-
-
 @pytest.mark.integration  # with a validator and schemas of others
 @pytest.mark.parametrize("size", SIZES)
 def test_objects_are_valid_by_the_schemas_of_several_versions(size: str) -> None:
-    found = [
-        each for each in objects(deployment(**SIZES[size])).values() if "coreos" not in each["apiVersion"]
-    ]
-    assert len(found) >= 6
+    found = list(objects(deployment(**SIZES[size])).values())
+    assert len(found) >= 12
     # one size by all versions: another size changes values, not fields
     versions = VERSIONS if size == "two nodes" else VERSIONS[-1:]
     for version in versions:
@@ -73,15 +72,21 @@ def test_the_schemas_would_see_a_slip() -> None:
         validate(job, VERSIONS[-1])
 
 
+FOLDERS = sorted(
+    path.removesuffix("/kustomization.yaml")
+    for path in kubernetes_files(deployment(prepare=PREPARE))
+    if path.endswith("/kustomization.yaml")
+)
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("overlay", ["base", "prepare", "monitoring", "overlays/local-volume",
-                                     "overlays/operator", "overlays/one-node"])  # fmt: skip
+@pytest.mark.parametrize("overlay", FOLDERS)
 def test_kustomize_builds_every_folder_into_valid_objects(
     tmp_path: Path, overlay: str, skip_or_fail: Callable[[str], None]
 ) -> None:
     kubectl = shutil.which("kubectl")
     if not kubectl:  # no Debian package has a current one
-        skip_or_fail("kubectl is not installed")
+        skip_or_fail("kubectl is not installed: take the binary of a Kubernetes release into the PATH")
     assert kubectl
     write_files(tmp_path, kubernetes_files(deployment(prepare=PREPARE, namespace="team-a")))
     built = subprocess.run(
@@ -90,8 +95,7 @@ def test_kustomize_builds_every_folder_into_valid_objects(
     made = list(yaml.safe_load_all(built.stdout))
     assert {each["metadata"]["namespace"] for each in made} == {"team-a"}
     for each in made:
-        if "coreos" not in each["apiVersion"]:
-            validate(each, VERSIONS[-1])
+        validate(each)
     jobs = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "Job"}
     if overlay == "overlays/local-volume":
         volumes = {volume["name"]: volume for volume in jobs["train"]["template"]["spec"]["volumes"]}
@@ -101,6 +105,14 @@ def test_kustomize_builds_every_folder_into_valid_objects(
     if overlay == "overlays/one-node":
         assert jobs["train"]["completions"] == 1
         assert "--nnodes=1" in jobs["train"]["template"]["spec"]["containers"][0]["command"]
+    if overlay in INSTEAD:
+        kinds = {each["kind"] for each in made}
+        assert INSTEAD[overlay] in kinds
+        assert not kinds & {"Job", "Service"}
+    if overlay == "overlays/restricted":
+        assert restricted(jobs["train"]["template"]["spec"]) == []
+    if overlay == "base":
+        assert "cache" in " ".join(restricted(jobs["train"]["template"]["spec"]))
     if overlay == "overlays/operator":
         assert not jobs["train"]["template"]["metadata"].get("annotations")
 
@@ -147,7 +159,8 @@ def test_doctor_runs_before_stage_under_the_limits_of_training() -> None:
 def test_ranks_meet_at_pod_0_under_the_number_of_the_share_that_was_staged() -> None:
     pod = pod_of(deployment())
     command = pod["containers"][0]["command"]
-    assert command[:2] == ["stoker", "watch"]
+    forward = ["python3", "-m", "stoker.deploy.forward", "--patience", "270", "--"]
+    assert command[: len(forward) + 2] == [*forward, "stoker", "watch"]
     assert "--node-rank=$(JOB_COMPLETION_INDEX)" in command
     assert "--master-addr=train-0.train" in command
     assert pod["subdomain"] == "train"
@@ -158,12 +171,14 @@ def test_ranks_meet_at_pod_0_under_the_number_of_the_share_that_was_staged() -> 
 def test_pinned_memory_may_be_locked() -> None:
     for each in pod_of(deployment())["containers"]:
         assert each["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    (alone,) = pod_of(deployment(job={"nodes": 1}))["containers"]
+    assert "capabilities" not in alone["securityContext"]
 
 
 def test_doctor_reads_the_needs_of_the_plan() -> None:
     one = deployment()
     held = yaml.safe_load(objects(one)["base/plan.yaml"]["data"]["plan.json"])
-    assert held["needs"] == one.plan.needs()
+    assert held["needs"] == one.plan.needs().as_plain()
 
 
 def test_an_image_is_needed() -> None:
@@ -206,5 +221,84 @@ def test_a_claimed_cache_has_room_for_the_filesystem_too() -> None:
 
 def test_the_image_has_what_its_commands_need() -> None:
     text = kubernetes_files(deployment())["Containerfile"]
-    extras = set(text.partition("stoker[")[2].partition("]")[0].split(","))
+    extras = set(re.findall(r"--extra ([a-z-]+)", text))
     assert {"object-store", "gpu", "tokens", "arrow"} <= extras  # stage; doctor and watch; prepare
+    assert "--require-hashes" in text
+    assert "USER 1000" in text
+
+
+TRAINING = ("base/training.yaml", "overlays/jobset/job-set.yaml", "overlays/train-job/runtime.yaml",
+            "overlays/pytorch-job/pytorch-job.yaml")  # fmt: skip
+
+
+def templates(found: Any) -> list[dict[str, Any]]:
+    """Every pod template in an object."""
+    if isinstance(found, list):
+        return [one for each in found for one in templates(each)]
+    if not isinstance(found, dict):
+        return []
+    own = [found] if "containers" in found.get("spec", {}) else []
+    return own + [one for each in found.values() for one in templates(each)]
+
+
+@pytest.mark.parametrize("path", TRAINING)
+def test_every_kind_of_job_has_the_same_pods(path: str) -> None:
+    one = deployment(rdma="rdma/hca=8", networks=("team-a/ib0", "ib1"))
+    (template,) = templates(objects(one)[path])
+    assert template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "team-a/ib0,ib1"
+    pod = template["spec"]
+    (train,) = pod["containers"]
+    assert train["resources"]["limits"]["rdma/hca"] == "8"
+    assert train["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    dshm = next(volume for volume in pod["volumes"] if volume["name"] == "dshm")
+    assert dshm["emptyDir"]["sizeLimit"] == "8Gi"  # a GiB a GPU: NCCL fails in less
+    words = " ".join(train["command"])
+    assert "--nnodes=2 --nproc-per-node=8 --node-rank=$(" in words
+    # whatever $(NAME) a command says, its container or its controller sets
+    own = {each["name"] for each in train["env"]} | {"JOB_COMPLETION_INDEX"}
+    assert set(re.findall(r"\$\((\w+)\)", words)) <= own
+    stage = pod["initContainers"][-1]
+    own = {each["name"] for each in stage["env"]} | {"JOB_COMPLETION_INDEX"}
+    assert set(re.findall(r"\$\((\w+)\)", " ".join(stage["command"]))) <= own
+
+
+def test_a_queue_holds_a_job_until_there_is_room_for_all_of_it() -> None:
+    one = deployment(queue="gpus")
+    for path in (*TRAINING[1:2], "overlays/train-job/train-job.yaml", TRAINING[3]):
+        each = objects(one)[path]
+        assert each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+        assert each["spec"].get("suspend") or each["spec"]["runPolicy"]["suspend"]
+    patch = yaml.safe_load(kubernetes_files(one)["overlays/kueue/patch.yaml"])
+    assert patch["spec"] == {"suspend": True}
+
+
+def test_a_name_that_no_pod_could_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="63 letters are the most"):
+        kubernetes_files(deployment(name="x" * 49))
+
+
+def test_health_daemons_see_the_node_and_have_no_limits_of_their_own() -> None:
+    pod = objects(deployment())["monitoring/health.yaml"]["spec"]["template"]["spec"]
+    (health,) = pod["containers"]
+    assert pod["hostNetwork"]
+    assert "limits" not in health["resources"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in health["env"]
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"]}
+    assert paths == {"/dev/shm", "/nvme/stoker"}
+    assert not any(mount.get("readOnly") for mount in health["volumeMounts"])  # doctor writes to the cache
+
+
+@pytest.mark.integration
+def test_promtool_takes_the_scrape_configuration(
+    tmp_path: Path, require_binary: Callable[[str], str]
+) -> None:
+    (scraped,) = yaml.safe_load(objects(deployment())["monitoring/scrape.yaml"]["data"]["scrape.yaml"])
+    assert scraped.pop("kubernetes_sd_configs")  # Debian's is built without
+    (tmp_path / "p.yml").write_text(json.dumps({"scrape_configs": [scraped]}))
+    checked = subprocess.run(
+        [require_binary("promtool"), "check", "config", "--syntax-only", "p.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stderr

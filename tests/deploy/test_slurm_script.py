@@ -32,7 +32,11 @@ echo "$1" >> "$SLURM_SUBMIT_DIR/asked"
 @contextmanager
 def batch_script(folder: Path, *, staged: bool, state: str) -> Iterator[subprocess.Popen[str]]:
     """train.sbatch under way, in a job of this state."""
-    for name, text in (("bin/srun", SRUN), ("bin/scontrol", SCONTROL), ("slurm/state", f"JobState={state}")):
+    for name, text in (
+        ("bin/srun", SRUN),
+        ("bin/scontrol", SCONTROL),
+        ("slurm/state", f"JobState={state} Restarts=0 "),
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -89,3 +93,31 @@ def test_a_job_that_ends_by_itself_has_the_exit_code_of_its_step(tmp_path: Path)
         (tmp_path / "slurm/training-done").touch()
         assert script.wait(30) == 0
         assert not (tmp_path / "slurm/asked").exists()
+
+
+def test_a_script_that_outlives_its_run_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    with batch_script(tmp_path, staged=True, state="RUNNING") as script:
+        wait_until((tmp_path / "slurm/training").exists)
+        (tmp_path / "slurm/state").write_text("JobState=RUNNING Restarts=1 ")
+        script.send_signal(signal.SIGUSR1)
+        assert script.wait(30) == 0
+        assert (tmp_path / "slurm/asked").read_text().split() == ["show"]
+
+
+def test_steps_of_a_container_see_the_folders_that_the_scripts_name() -> None:
+    one = deployment(container="registry.site#ai/train:1", cache="/nvme/a_b+c")
+    script = slurm_files(one)["train.sbatch"]
+    line = next(line for line in script.splitlines() if line.startswith("container="))
+    said = subprocess.run(
+        ["bash", "-euc", f'here=/home/me/slurm; {line}; printf "%s\\n" "${{container[@]}}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.splitlines() == [
+        "--container-image=registry.site#ai/train:1",
+        "--container-mounts=/home/me/slurm:/home/me/slurm,/nvme/a_b+c:/nvme/a_b+c,/shared:/shared",
+        "--container-workdir=/home/me/slurm",
+        "--no-container-mount-home",
+    ]
+    assert script.count('"${container[@]}"') == 2

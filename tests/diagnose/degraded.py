@@ -1,4 +1,4 @@
-"""The recordings of ../shared/traces, whole and spoiled in the ways of real life."""
+"""The recordings of tests/recordings/runs, whole and spoiled in the ways of real life."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Lines = list[dict[str, Any]]
 
-FOLDER = Path(__file__).parents[2].parent / "shared" / "traces"
+FOLDER = Path(__file__).parents[1] / "recordings" / "runs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 _COUNTERS = (
     "graphics_util",

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from synthetic import FAULTS, healthy, record
 
-from stoker.diagnose.replay import replay
 from stoker.diagnose.rules import diagnose
 from stoker.diagnose.thresholds import THRESHOLDS
+from stoker.watch.runs.flat import read_flat
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "diagnosis.md"
 HEALTHY_FOR_ONE_FAULT = 7  # a third of all runs
@@ -47,7 +47,7 @@ def matrix(runs: int) -> str:
             for seed in range(runs):
                 draw = np.random.default_rng([seed, sum(first.values())])
                 run = make(draw)
-                found = diagnose(replay(record(run, draw, Path(folder) / "run.jsonl"))).findings
+                found = diagnose(read_flat(record(run, draw, Path(folder) / "run.jsonl"))).findings
                 said = found[0].kind if found else "no verdict"
                 first[run.label, said] += 1
                 false.update(one.kind for one in found if one.kind not in (run.label, *run.also))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from synthetic import FED, Run, Shows, record
 
 from stoker.diagnose.compare import Comparison, compare, mann_whitney
-from stoker.diagnose.replay import replay
+from stoker.watch.runs.flat import read_flat
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from stoker.recording import Recording
 
 
 def compared(tmp_path: Path, *, wait: tuple[float, float]) -> Comparison:
@@ -23,7 +26,7 @@ def compared(tmp_path: Path, *, wait: tuple[float, float]) -> Comparison:
         run = Run(label="", shows={"compute": FED, "data": Shows()}, jitter=0.05)
         run.pieces = lambda step, compute, share=share: [("data", share * compute), ("compute", compute)]
         path = record(run, np.random.default_rng(number), tmp_path / f"{number}.jsonl")
-        runs.append(replay(path))
+        runs.append(read_flat(path))
     return compare(*runs)
 
 
@@ -43,6 +46,27 @@ def test_a_fault_that_went_is_quicker_and_gone(tmp_path: Path) -> None:
 def test_two_runs_of_the_same_are_the_same(tmp_path: Path) -> None:
     found = compared(tmp_path, wait=(0.01, 0.01))
     assert (found.direction, found.moved, found.new, found.gone) == ("the same", {}, (), ())
+
+
+def test_a_long_start_is_no_part_of_a_step(tmp_path: Path) -> None:
+    run = Run(label="", shows={"compute": FED, "data": Shows()}, jitter=0.05)
+    once = read_flat(record(run, np.random.default_rng(0), tmp_path / "run.jsonl"))
+    found = compare(once, later(once, by_s=10 * once.wall_s))
+    assert (found.direction, found.moved) == ("the same", {})
+
+
+def later(run: Recording, *, by_s: float) -> Recording:
+    """The same run after a start that took longer."""
+    ranks = [
+        replace(
+            rank,
+            spans=replace(rank.spans, start=rank.spans.start + by_s, end=rank.spans.end + by_s),
+            steps=replace(rank.steps, start=rank.steps.start + by_s, end=rank.steps.end + by_s),
+        )
+        for rank in run.ranks
+    ]
+    cards = [replace(gpu, samples=replace(gpu.samples, t=gpu.samples.t + by_s)) for gpu in run.gpus]
+    return replace(run, wall_s=run.wall_s + by_s, ranks=tuple(ranks), gpus=tuple(cards), hosts=())
 
 
 @given(values=st.lists(st.floats(0.01, 10), min_size=5, max_size=40))

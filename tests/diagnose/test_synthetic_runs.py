@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from synthetic import FAULTS, Run, healthy, record
 
-from stoker.diagnose.replay import replay
 from stoker.diagnose.rules import diagnose
+from stoker.watch.runs.flat import read_flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def verdict(make: Callable[[np.random.Generator], Run], seed: int, path: Path) -> tuple[Run, list[str], str]:
     rng = np.random.default_rng([seed, *make.__name__.encode()])
     run = make(rng)
-    findings = diagnose(replay(record(run, rng, path))).findings
+    findings = diagnose(read_flat(record(run, rng, path))).findings
     return run, [one.kind for one in findings], findings[0].cause if findings else ""
 
 

@@ -17,23 +17,17 @@ from degraded import (
     write_lines,
 )
 
-from stoker.diagnose.replay import replay
 from stoker.diagnose.rules import Verdict, diagnose
+from stoker.watch.runs.flat import read_flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def _traces_are_there(skip_or_fail: Callable[[str], None]) -> None:
-    if not NAMES:
-        skip_or_fail("the recordings of ../shared/traces are not here")
-
-
 @pytest.fixture
 def verdict_of(tmp_path: Path) -> Callable[[Lines], Verdict]:
-    return lambda lines: diagnose(replay(write_lines(tmp_path / "trace.jsonl", lines)))
+    return lambda lines: diagnose(read_flat(write_lines(tmp_path / "trace.jsonl", lines)))
 
 
 def _unlabelled(lines: Lines) -> Lines:

@@ -9,7 +9,7 @@ from stoker.doctor.examine import examine
 from stoker.doctor.need import Need
 from stoker.machine.snapshot import Snapshot, read_snapshot
 
-FOLDER = Path(__file__).parent / "snapshots"
+FOLDER = Path(__file__).parents[1] / "recordings" / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 GIB = 1 << 30
 

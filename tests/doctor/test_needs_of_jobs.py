@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import GIB, LARGE, faults, machine, seen
 
 from stoker.doctor.examine import examine
 from stoker.doctor.need import Need, need_of, read_need
-from stoker.errors import BadInputError, StorageError
+from stoker.errors import BadInputError, UnreadableError
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Cgroup, Memory, Snapshot, Surroundings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POD = Snapshot(
     memory=Memory(total_bytes=512 * GIB, shm_bytes=32 * GIB, shm_used_bytes=0),
@@ -65,7 +63,7 @@ def test_a_job_that_needs_no_shared_memory_is_content_with_the_container_default
 
 def test_a_machine_too_small_for_a_large_job_fails_in_all_that_it_lacks() -> None:
     found = faults(examine(machine("nfs_node"), need=LARGE))
-    failed = {"cores", "open files", "free space", "network speed", "GPUs"}
+    failed = {"cores", "open files", "free space", "network speed", "GPUs", "writable cache"}
     assert {name for name, level in found.items() if level == "fail"} == failed
 
 
@@ -110,6 +108,36 @@ def test_a_file_that_names_no_need_is_refused(wrong: Any, tmp_path: Path) -> Non
         read_need(tmp_path / "need.json")
 
 
-def test_a_need_that_is_not_there_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError):
+def test_a_need_that_is_not_there_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError):
         read_need(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("opening", ["[", '{"needs":'], ids=["lists", "tables"])
+def test_a_need_that_is_nested_without_end_is_refused(opening: str, tmp_path: Path) -> None:
+    (tmp_path / "need.json").write_text(opening * 100_000)
+    with pytest.raises(BadInputError, match="nested too deeply"):
+        read_need(tmp_path / "need.json")
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(BadInputError, match="longer than 16 MiB"):
+        read_need(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("needs", "meant"),
+    [
+        ({"shm_bytes": 1, "memory_byte": 5}, "memory_bytes"),
+        ({"workers": 8, "batch_byte": 5}, "batch_bytes"),
+    ],
+)
+def test_a_misspelt_need_is_not_overlooked(needs: dict[str, int], meant: str) -> None:
+    with pytest.raises(ValueError, match=f"is not known, {meant} is"):
+        need_of(needs)
+
+
+@pytest.mark.parametrize("huge", [1 << 62, 10**300, float("inf"), float("nan"), 1.5, True])
+def test_a_number_that_no_machine_has_is_refused(huge: float) -> None:
+    with pytest.raises(ValueError, match="shm_bytes must be"):
+        need_of({"shm_bytes": huge})

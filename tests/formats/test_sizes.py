@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
+import stoker
 from stoker.errors import UsageError
-from stoker.formats.sizes import parse_size, say_size
+from stoker.formats.sizes import counted, parse_size, say_size
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,47 @@ def test_what_is_no_size_is_said(text):
 )
 def test_a_size_is_said(count, said):
     assert say_size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "said"),
+    [
+        (0, "source", "0 sources"),
+        (1, "source", "1 source"),
+        (1.0, "epoch", "1 epoch"),
+        (1.5, "core", "1.5 cores"),
+        (1200, "file", "1,200 files"),
+        (1, "loader process", "1 loader process"),
+        (2, "loader process", "2 loader processes"),
+        (2, "batch", "2 batches"),
+    ],
+)
+def test_one_is_one_and_others_are_many(number: float, thing: str, said: str) -> None:
+    assert counted(number, thing) == said
+
+
+MANY = re.compile(
+    r" (sources|epochs|nodes|ranks|files|tasks|faults|documents|GPUs|shards|steps|cores|cards|lanes|members|"
+    r"blocks|digests|sequences|processes|pauses)\b"
+)
+
+
+def test_nothing_is_said_to_be_many_that_may_be_one() -> None:
+    """A number in an f-string before a plural: `counted` says both."""
+    never_one = {"agree.py", "board.py", "scene.py", "environment.py", "gpu.py", "sections.py"}
+    no_number = {"discover.py", "order.py", "restore.py"}
+    found = []
+    paths = (
+        path for path in Path(stoker.__file__).parent.rglob("*.py") if path.name not in never_one | no_number
+    )
+    for path in sorted(paths):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for number, word in pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+                if (
+                    isinstance(number, ast.FormattedValue)
+                    and isinstance(word, ast.Constant)
+                    and MANY.match(str(word.value))
+                    and not ast.unparse(number).endswith("f}")  # 1.0 cores
+                ):
+                    found.append(f"{path.name}:{node.lineno} {ast.unparse(number)}{word.value}")
+    assert found == []

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import stoker
-from stoker.suspend import resume, suspend
+from stoker.checkpoint.snapshot.digest import digests
+from stoker.checkpoint.suspend import resume, suspend
 from stoker.world import World
 
 TRAINER = Path(__file__).parent / "suspended_job.py"
@@ -65,12 +66,76 @@ def test_the_copy_is_of_the_moment_of_the_save(tmp_path: Path, options: dict) ->
             torch.cuda._sleep(50_000_000)
             with torch.no_grad():
                 model.weight.fill_(step)
-            checkpointer.save(step, model=model)
+            checkpointer.save(step, model=model, optimizer=optimizer)
             model.weight.grad = torch.full_like(model.weight, 1000.0)
             optimizer.step()
             checkpointer.wait()
             (saved,) = checkpointer.load(keys=["model.weight"])["model"].values()
             assert bool((saved == step).all())
+
+
+def test_digests_of_the_card_tell_every_byte_apart() -> None:
+    made = [
+        torch.randn(4001, device="cuda").to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)
+    ]
+    made += [
+        torch.randint(0, 255, (4001,), dtype=torch.uint8, device="cuda"),
+        torch.randn(9, 7, device="cuda").t(),
+    ]
+    made += [
+        torch.randn((5 << 20) + 3, device="cuda"),
+        torch.empty(0, device="cuda"),
+        torch.tensor(3.0).cuda(),
+    ]
+    made += [
+        torch.randn(64, device="cuda").to(torch.float8_e4m3fn),
+        torch.randn(33, dtype=torch.complex64).cuda(),
+    ]
+    before = digests(made)
+    assert digests([one.clone() for one in made]) == before
+    assert len(set(before)) == len(before)
+    for at, one in enumerate(made):
+        if one.numel():
+            raw = one.clone().contiguous().view(-1).view(torch.uint8)
+            raw[len(raw) // 2] ^= 1  # one bit
+            changed = raw.view(one.dtype).view(one.shape)
+            assert digests([changed]) != [before[at]]
+    swapped = torch.arange(8.0, device="cuda")
+    assert digests([swapped]) != digests([swapped.flip(0)])  # the same elements in another order
+
+
+def test_a_step_in_a_graph_switches_overlap_off(tmp_path: Path) -> None:
+    """It changes the weights and runs no hook: the first save shows it."""
+    model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    with torch.no_grad():
+        model.weight.fill_(1)
+    with stoker.Checkpointer(tmp_path, overlap=True, world=World()) as checkpointer:
+        checkpointer.save(1, model=model, optimizer=optimizer)
+        graph.replay()
+        with pytest.warns(RuntimeWarning, match=r"overlap=True is switched off .* model\.weight was changed"):
+            checkpointer.wait()
+        assert bool((checkpointer.load()["model"]["weight"] == 1).all())
+
+
+def test_the_first_overlapped_save_proves_itself_and_the_next_overlap(tmp_path: Path) -> None:
+    job = Job()
+    job.step()
+    with stoker.Checkpointer(tmp_path, overlap=True, world=World()) as checkpointer:
+        checks = []
+        for step in range(3):
+            wanted = job.model[0].weight.detach().clone()
+            checkpointer.save(step, **job.objects())
+            checks.append(checkpointer.report().check_s)
+            job.step()
+            checkpointer.wait()
+            assert torch.equal(checkpointer.load(keys=["model.0.weight"])["model"]["0.weight"], wanted.cpu())
+    assert 0 < checks[0] == checks[1] == checks[2]
 
 
 def test_odd_tensors_come_back(tmp_path: Path) -> None:

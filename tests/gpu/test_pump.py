@@ -10,10 +10,10 @@ import pytest
 import torch
 from xxhash import xxh3_64_intdigest
 
-from stoker.load.device import Device
+from stoker.load.device.pump import TorchRing
+from stoker.load.device.streams import Device
 from stoker.load.pool import open_pool
-from stoker.load.pump import TorchRing
-from stoker.reading.chunks import Run
+from stoker.load.reading.chunks import Run
 
 STRETCHES = [(0, 9_000_001), (1, 2), (4095, 4097), (8191, 5_000_000), (8_999_999, 9_000_001)]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker import runs
+import stoker
 from stoker.recording import KINDS
+from stoker.watch import runs
 
 PROGRAM = Path(__file__).parent / "programs" / "copies.py"
 
@@ -20,7 +21,7 @@ PROGRAM = Path(__file__).parent / "programs" / "copies.py"
 def run(tmp_path_factory):
     """One watched run, sampled ten times a second, and what the program printed."""
     folder = tmp_path_factory.mktemp("watched")
-    source = Path(runs.__file__).parents[2]
+    source = Path(stoker.__file__).parents[1]
     done = subprocess.run(
         [
             sys.executable,
@@ -42,7 +43,7 @@ def run(tmp_path_factory):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return runs.read(folder / "run"), done.stdout
+    return runs.read_recording(folder / "run"), done.stdout
 
 
 def total(rank, kind):

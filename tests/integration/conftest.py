@@ -1,17 +1,30 @@
-"""The servers that tests of whole processes share: an S3 store, and nginx over a folder."""
+"""What tests of whole processes share: an S3 store, nginx over a folder, namespaces and stand-in devices."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from s3_server import S3Server, serve
+from stand_ins import files_of_proc, programs, sysfs, torch_for_cards
 from web_server import WebServer, serve_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever lies here is an integration test: one that is not marked would make `make unit` slow."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.integration)
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +53,30 @@ def credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
 def web(require_binary: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     with serve_folder(tmp_path_factory.mktemp("web"), nginx=require_binary("nginx")) as server:
         yield server
+
+
+@pytest.fixture
+def namespaces(skip_or_fail: Callable[[str], None]) -> tuple[str, ...]:
+    command = ("unshare", "--mount", "--net")
+    if os.geteuid() or subprocess.run([*command, "true"], capture_output=True).returncode:
+        skip_or_fail(
+            "namespaces of its own need root: run the tests as root in a container or virtual machine"
+        )
+    return command
+
+
+@pytest.fixture
+def laid_out(tmp_path: Path) -> dict[str, Path]:
+    """What scenes mount: stand-ins, and a private /etc."""
+    folders = {name: tmp_path / name for name in ("folder", "bin", "sys", "etc", "proc", "real")}
+    for name in ("folder", "real"):
+        folders[name].mkdir()
+    programs(folders["bin"])
+    sysfs(folders["sys"], disk_of=folders["folder"])
+    shutil.copytree("/etc", folders["etc"], symlinks=True, ignore=shutil.ignore_patterns("ssl", "*.lock"))
+    for name in ("default", "sysctl.d", "security/limits.d"):
+        (folders["etc"] / name).mkdir(parents=True, exist_ok=True)
+    (folders["etc"] / "default/grub").write_text('GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX="quiet"\n')
+    files_of_proc(folders["proc"])
+    torch_for_cards(folders["bin"])
+    return folders

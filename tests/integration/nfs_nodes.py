@@ -116,7 +116,7 @@ class Node:
 def refusal() -> str:
     """Why this machine cannot run nodes; empty if it can."""
     if os.geteuid() != 0 or platform.machine() != "x86_64":
-        return "NFS nodes need root, on x86-64"
+        return "NFS nodes need root, on x86-64: run as root there"
     try:
         with _namespace(nodes=1):
             return ""

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import signal
 import socket
 import subprocess
 from collections import Counter
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusters import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
 _SBIN = "/usr/sbin"  # not on a normal user's PATH
 
@@ -55,9 +56,13 @@ MaxArraySize={max_array_size}
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 {communication}
+{settings}
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=2000 State=UNKNOWN
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=2000 State=UNKNOWN
-PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n0,n1 MaxTime=INFINITE State=UP PriorityTier=9
 """
 
 
@@ -67,6 +72,8 @@ class SlurmCluster:
 
     environment: dict[str, str]
     user: str
+    daemons: dict[str, subprocess.Popen[bytes]]
+    start: Callable[[str], None]
 
     def ask(self, *command: str) -> str:
         """What a Slurm command says."""
@@ -82,6 +89,20 @@ class SlurmCluster:
     def is_idle(self) -> bool:
         return not self.ask("squeue", "--noheader")
 
+    def lose(self, node: str, *, processes: Sequence[int]) -> None:
+        """The node is dead: its slurmd, and the steps that these processes belong to."""
+        steps = {_step_of(pid) for pid in processes}
+        for pid in (*steps, *processes, self.daemons[node].pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.daemons[node].wait()
+        # what the controller does of itself after SlurmdTimeout, which a busy machine must not reach
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=dead")
+
+    def bring_back(self, node: str) -> None:
+        self.start(node)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Jobs are queued while the block runs, and begin after it."""
@@ -93,15 +114,23 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, *, max_array_size: int, cpus: int = 2) -> Iterator[SlurmCluster]:
+def slurm_cluster(
+    folder: Path, *, max_array_size: int, cpus: int = 2, settings: str = ""
+) -> Iterator[SlurmCluster]:
     """Start the daemons, wait until both nodes are idle, and end everything afterwards."""
-    _write_files(folder, max_array_size=max_array_size, cpus=cpus)
+    _write_files(folder, max_array_size=max_array_size, cpus=cpus, settings=settings)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     environment["PATH"] = f"{environment['PATH']}:{_SBIN}"
-    cluster = SlurmCluster(environment=environment, user=_user())
+    daemons: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as children:
-        for name, command in _daemons(folder).items():
-            children.enter_context(_child(command, environment, log=folder / f"{name}.out"))
+
+        def start(name: str) -> None:
+            child = _child(_daemons(folder)[name], environment, log=folder / f"{name}.out")
+            daemons[name] = children.enter_context(child)
+
+        cluster = SlurmCluster(environment=environment, user=_user(), daemons=daemons, start=start)
+        for name in _daemons(folder):
+            start(name)
             if name == "munged":
                 wait_until((folder / "munge/socket").exists, "munged makes its socket")
         wait_until(lambda: _nodes_are_idle(cluster), f"both nodes are idle; see the logs in {folder}")
@@ -123,7 +152,7 @@ def _daemons(folder: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def _write_files(folder: Path, *, max_array_size: int, cpus: int) -> None:
+def _write_files(folder: Path, *, max_array_size: int, cpus: int, settings: str) -> None:
     for name in ("munge", "state", "spool-n0", "spool-n1"):
         (folder / name).mkdir(parents=True, mode=0o755)
     key = folder / "munge/key"
@@ -138,6 +167,7 @@ def _write_files(folder: Path, *, max_array_size: int, cpus: int) -> None:
         ports=_free_ports(3),
         max_array_size=max_array_size,
         cpus=cpus,
+        settings=settings,
         # Without it a daemon whose host name means loopback would listen where the others cannot reach it.
         communication="CommunicationParameters=NoCtldInAddrAny,NoInAddrAny" if on_loopback else "",
     )
@@ -157,17 +187,26 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def _step_of(pid: int) -> int:
+    """The slurmstepd that a process runs under."""
+    while Path(f"/proc/{pid}/comm").read_text() != "slurmstepd\n":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
 def _nodes_are_idle(cluster: SlurmCluster) -> bool:
     try:
         states = cluster.ask("sinfo", "--noheader", "--Node", "--format=%T").split()
     except subprocess.CalledProcessError:  # the controller is not up yet
         return False
-    return states == ["idle", "idle"]
+    return set(states) == {"idle"}
 
 
 @contextmanager
-def _child(command: Sequence[str], environment: dict[str, str], *, log: Path) -> Iterator[None]:
-    with log.open("wb") as output:
+def _child(
+    command: Sequence[str], environment: dict[str, str], *, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as output:
         # A session of its own: Ctrl-C in the terminal of a test run is for pytest, which then ends us.
         process = subprocess.Popen(
             command,
@@ -178,7 +217,7 @@ def _child(command: Sequence[str], environment: dict[str, str], *, log: Path) ->
             start_new_session=True,
         )
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import nfs_nodes
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
+FLAGS = {"rw", "noatime", "vers=4.2", "proto=tcp", "sec=sys"}  # given besides, or no option of the filesystem
+
 PRELUDE = """
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +28,11 @@ from stoker.machine.snapshot import Snapshot
 def levels():
     place = read_place(Files(), "data", Path("/mnt"))
     return {result.check.name: result.level for result in examine(Snapshot(places=(place,)))}
+
+def remedies(*names):
+    place = read_place(Files(), "data", Path("/mnt"))
+    found = examine(Snapshot(places=(place,)))
+    return [line for one in found if one.check.name in names for line in one.seen.fix]
 
 def mount_again(options):
     import __main__
@@ -71,6 +79,22 @@ def test_the_options_of_a_mount_are_those_in_force(node: Node) -> None:
         "NFS errors": "warn",
         "NFS repeats": "ok",
     }
+
+
+def test_a_mount_made_anew_as_told_is_good(node: Node) -> None:
+    """mount.nfs is not in the guest: the remedy's options go to mount(2) as it would hand them on. Twice."""
+    node.run("mount_again('rsize=65536,wsize=65536,soft,noac')")
+    told = node.ask("remedies('NFS transfer size', 'NFS connections', 'NFS caching', 'NFS errors')")
+    assert len(set(told)) == 1
+    for _ in range(2):
+        words = shlex.split(told[0])
+        assert (words[:3], words[-2:]) == (["umount", "/mnt", "&&"], ["10.99.1.1:/export", "/mnt"])
+        options = words[words.index("-o") + 1].split(",")
+        assert "noatime" in options  # a flag to mount(2), and no option of the filesystem
+        node.run(f"mount_again({','.join(set(options) - FLAGS)!r})")
+    levels = node.ask("levels()")
+    names = ("NFS transfer size", "NFS connections", "NFS caching", "NFS errors")
+    assert {name: levels[name] for name in names} == dict.fromkeys(names, "ok")
 
 
 def test_a_server_that_is_gone_is_told_and_not_waited_for(node: Node) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,11 +62,13 @@ class Job:
     def __init__(self, here: Path, environ: Callable[..., dict[str, str]], stack: ExitStack) -> None:
         self.here, self._environ, self._stack = here, environ, stack
 
-    def start(self, rank: int, body: str, *, size: int = SIZE, port: int = 29500) -> subprocess.Popen[str]:
+    def start(
+        self, rank: int, body: str, *, size: int = SIZE, port: int = 29500, host: str = ""
+    ) -> subprocess.Popen[str]:
         environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "HERE": self.here, "TMPDIR": self.here}
         process = subprocess.Popen(
-            [sys.executable, "-c", f"{PROGRAM}{body}{SAY}"],
+            [*_on(host), sys.executable, "-c", f"{PROGRAM}{body}{SAY}"],
             env=self._environ(**{name: str(value) for name, value in environ.items()}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -87,6 +91,11 @@ class Job:
 
     def left(self) -> list[str]:
         return [path.name for path in self.here.glob("stoker-*/first/*")]
+
+
+def _on(host: str) -> list[str]:
+    """What runs a program where the machine has this name: nothing can be proven of it elsewhere."""
+    return ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh"] if host else []
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, str]:
@@ -210,24 +219,71 @@ def block():
     assert [json.loads(line) for line in lines if line] == [{"result": worker}] * (SIZE - 2)
 
 
-def test_a_worker_that_slept_takes_the_answer_of_its_successor(job: Job) -> None:
-    body = """
+BUSY = """
 def block():
-    with stoker.first_rank("work", ttl_s=0.3) as first:
+    with stoker.first_rank("work", ttl_s=0.2, **MORE) as first:
         if first:
             note(f"{RANK} {os.getpid()}")
-            if len((HERE / "notes").read_text().splitlines()) == 1:
-                os.kill(os.getpid(), signal.SIGSTOP)
+            HOLD
+            note("done")
             first.result = RANK
     return first.result
 """
-    processes = [job.start(rank, body, size=2) for rank in range(2)]
-    wait_until(lambda: len(job.notes()) == 2, "another works")
-    sleeper, worker = (int(note.split()[0]) for note in job.notes())
+STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+# a C call that keeps Python's lock, for as long as it takes another process to let it go
+LOCK = """import ctypes
+            while not (HERE / "enough").exists(): ctypes.PyDLL(None).usleep(1_500_000)"""
+SHARED = '{"per": "job", "folder": os.environ["HERE"]}'
+
+
+@pytest.mark.parametrize("hold", [STOP, LOCK], ids=["stopped", "in a call that keeps the lock"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_worker_that_lives_is_never_overtaken(job: Job, hold: str, nodes: int) -> None:
+    body = BUSY.replace("HOLD", hold).replace("**MORE", f"**{SHARED}" if nodes == 2 else "")
+    processes = [job.start(rank, body, size=2, host=f"node-{rank % nodes}") for rank in range(2)]
+    wait_until(lambda: len(job.notes()) == 1, "one works")
+    rank, pid = map(int, job.notes()[0].split())
+    looked = set()  # the other one looks at the folder, some times in each TTL, and touches it
+    (folder,) = [path for path in job.here.rglob("*work-0") if path.is_dir()]
+    wait_until(lambda: looked.add(folder.stat().st_mtime_ns) or len(looked) > 60, "the other one has looked")
+    assert len(job.notes()) == 1
+    (job.here / "enough").touch()
+    os.kill(pid, signal.SIGCONT)
+    assert [said(process) for process in processes] == [{"result": rank}] * 2
+    assert job.notes()[1:] == ["done"]
+
+
+def test_another_node_takes_over_from_a_killed_worker(job: Job) -> None:
+    body = BUSY.replace("HOLD", "len(job_notes()) > 1 or os.kill(os.getpid(), signal.SIGKILL)")
+    body = body.replace("**MORE", f"**{SHARED}")
+    body = 'job_notes = lambda: (HERE / "notes").read_text().splitlines()\n' + body
+    processes = [job.start(rank, body, size=2, host=f"node-{rank}") for rank in range(2)]
+    wait_until(lambda: len(job.notes()) == 3, "another has worked")
+    killed, worker = (int(note.split()[0]) for note in job.notes()[:2])
     assert said(processes[worker]) == {"result": worker}
-    processes[sleeper].send_signal(signal.SIGCONT)
-    # Its successor may be gone by then: then its own answer is the only one.
-    assert said(processes[sleeper])["result"] in (worker, sleeper)
+    assert processes[killed].wait(60) == -signal.SIGKILL
+
+
+def test_what_another_user_answers_is_not_read(job: Job, skip_or_fail: Callable[[str], None]) -> None:
+    """An answer carries a pickle: whoever can write to the folder would run what they like."""
+    if os.geteuid():
+        skip_or_fail("this test acts as another user: it needs root")
+    body = BUSY.replace("HOLD", 'wait_for("enough")').replace("**MORE", f"**{SHARED}")
+    processes = [job.start(rank, body, size=2) for rank in range(2)]
+    wait_until(lambda: len(job.notes()) == 1, "one works")
+    (seat,) = job.here.rglob("seat-*")
+    answer = seat.parents[1] / f"{seat.name.rpartition('-')[2]}.answer"
+    evil = base64.b64encode(b"cos\nsystem\n(S'touch %s/owned'\ntR." % str(job.here).encode()).decode()
+    forged = {"id": "x", "result": 7, "who": "?", "at_s": 1e12, "clock": "", "error": evil, "report": "!"}
+    answer.write_text(json.dumps({**forged, "token": answer.stem}))
+    os.chown(answer, 12345, 12345)
+    looked = set()
+    wait_until(lambda: looked.add(answer.parent.stat().st_mtime_ns) or len(looked) > 20, "it was looked at")
+    assert not (job.here / "owned").exists()
+    answer.unlink()
+    (job.here / "enough").touch()
+    rank = int(job.notes()[0].split()[0])
+    assert [said(process) for process in processes] == [{"result": rank}] * 2
 
 
 def test_a_late_rank_gets_the_answer_of_a_living_worker(job: Job) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from leases.holders import PROGRAM, holding, take
+from stage.leases.holders import PROGRAM, holding, take
 from stoker.errors import StorageError
-from stoker.leases.lease import Claim
+from stoker.stage.leases.lease import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ CROWD = """
 import os, random, signal, sys, time
 from pathlib import Path
 from stoker.errors import LeaseLostError
-from stoker.leases.lease import Claim
+from stoker.stage.leases.lease import Claim
 
 here, rounds = Path(sys.argv[1]), int(sys.argv[2])
 chance = random.Random(os.getpid())
@@ -94,7 +94,7 @@ SLEEPERS = """
 import os, random, sys, time
 from pathlib import Path
 from stoker.errors import LeaseLostError
-from stoker.leases.lease import Claim
+from stoker.stage.leases.lease import Claim
 
 here, chance = Path(sys.argv[1]), random.Random(os.getpid())
 log = os.open(here / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -158,7 +158,7 @@ def test_one_of_many_takers_succeeds_a_dead_owner(
     program = """
 import sys, time
 from pathlib import Path
-from stoker.leases.lease import Claim
+from stoker.stage.leases.lease import Claim
 claims = [Claim(Path(sys.argv[1]) / f"{number}.lease") for number in range(40)]
 print("ready", flush=True)
 sys.stdin.read()
@@ -205,7 +205,7 @@ print(*(f"{lease.path.stem}:{lease.epoch}:{lease.previous_is_dead}" for lease in
 @pytest.fixture
 def need_root(skip_or_fail: Callable[[str], None]) -> None:
     if os.geteuid() != 0:
-        skip_or_fail("namespaces and mounts need root")
+        skip_or_fail("namespaces and mounts need root: run as root")
 
 
 @pytest.mark.usefixtures("need_root")
@@ -233,7 +233,7 @@ def test_a_process_of_another_container_is_not_proven_dead(
 def test_a_foreign_proc_proves_nothing(tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]) -> None:
     """In a container whose /proc is the machine's, two processes cannot look each other up."""
     path = tmp_path / "x.lease"
-    look = "import sys; from pathlib import Path; from stoker.leases.lease import Claim;"
+    look = "import sys; from pathlib import Path; from stoker.stage.leases.lease import Claim;"
     look += "print(Claim(Path(sys.argv[1])).try_take())"
     said = tmp_path / "said"
     script = f'{sys.executable} -c "$HOLD" {path} 30 < /dev/zero > {said} & '
@@ -282,10 +282,8 @@ def test_a_read_only_filesystem_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_may_not_be_written_is_named(
     tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
 ) -> None:
-    program = (
-        "from pathlib import Path; from stoker.leases.lease import Claim; import os, sys; os.setuid(65534);"
-    )
-    program += "Claim(Path(sys.argv[1])).try_take()"
+    program = "import os, sys; from pathlib import Path; from stoker.stage.leases.lease import Claim;"
+    program += "os.setuid(65534); Claim(Path(sys.argv[1])).try_take()"
     done = subprocess.run(
         [sys.executable, "-c", program, "/x.lease"], env=stoker_environ(), capture_output=True, text=True
     )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import nfs_nodes
 import pytest
 
-from leases.holders import fall_silent, take
-from stoker.leases.lease import Claim
+from stage.leases.holders import fall_silent, take
+from stoker.stage.leases.lease import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ import os, time
 from pathlib import Path
 import stoker
 from stoker.errors import LeaseLostError
-from stoker.leases.lease import Claim
+from stoker.stage.leases.lease import Claim
 
 MNT = Path("/mnt")
 
@@ -223,7 +223,7 @@ def begin_fetching(url, limit_rate):
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
 
 def landed_bytes():
-    maps = list(MNT.glob("cache/.stoker/parts/*/*/map"))
+    maps = list(MNT.glob("cache/.stoker/parts/*/map"))
     noted = maps[0].read_bytes().partition(b"\\n")[2] if maps else b""
     return sum(landed for landed, _ in struct.iter_unpack("<QQ", noted[: len(noted) // 16 * 16]))
 """

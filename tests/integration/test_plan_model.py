@@ -11,12 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from throttled_store import Store, play, throttled_store
+from throttled_store import Seen, Store, play, throttled_store
 
 from plan_model import FILE_BYTES, FILES, RATE, SCENES, SLOW_RATE, predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from stoker.plan.scene import Course
 
 pytestmark = pytest.mark.integration
 
@@ -31,12 +33,27 @@ def store(require_binary: Callable[[str], str], tmp_path_factory: pytest.TempPat
         yield store
 
 
-# The store's own limit is what takes the time: a busy machine adds little to it.
-@pytest.mark.parametrize("name", ["store, 4 nodes", "shares, 4 nodes"])
-def test_the_simulation_says_within_15_percent_how_long_a_job_takes(
+# The store's own limit is what takes the time; a busy machine only adds to it: the quickest of three counts.
+NAMES = [
+    "store, 4 nodes", "shares, 4 nodes", "saves that stop the loop", "saves behind staged shares",
+    "a lost node, from the store",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_simulation_says_within_10_percent_how_long_a_job_takes(
     store: Store, name: str, tmp_path: Path
 ) -> None:
     scene = replace(SCENES[name], files=8)  # half of the dataset is half of the time
-    course, seen = predict(scene), play(store, scene, tmp_path / "nodes")
-    assert course.seconds == pytest.approx(seen.seconds, rel=0.15)
-    assert course.idle_share == pytest.approx(seen.idle_share, rel=0.15)
+    if scene.loss_s:
+        scene = replace(scene, interval_s=2.5, loss_s=4.5)  # once, between two saves
+    course, seen = predict(scene), []
+    while len(seen) < 3 and not any(agree(course, one) for one in seen):
+        seen.append(play(store, scene, tmp_path / f"nodes{len(seen)}"))
+    assert agree(course, min(seen, key=lambda one: one.seconds)), (course.seconds, course.idle_share, seen)
+
+
+def agree(course: Course, seen: Seen) -> bool:
+    return course.seconds == pytest.approx(seen.seconds, rel=0.1) and course.idle_share == pytest.approx(
+        seen.idle_share, abs=0.06
+    )

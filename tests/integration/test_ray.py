@@ -109,7 +109,7 @@ def test_ctrl_c_leaves_no_task_running_and_the_same_command_goes_on(
     bench.flag.unlink()
     done = bench.run("out", *options, environment=environment)
     assert done.returncode == 0, done.stderr
-    assert "were done before" in done.stderr
+    assert "done before" in done.stderr
 
 
 def test_a_work_folder_that_a_node_does_not_see_is_named(
@@ -117,8 +117,8 @@ def test_a_work_folder_that_a_node_does_not_see_is_named(
 ) -> None:
     program = f"""
 from pathlib import Path
-from stoker.launch.ledger import Ledger
-from stoker.launch.ray import RayCluster
+from stoker.prepare.launch.ledger import Ledger
+from stoker.prepare.launch.ray import RayCluster
 with RayCluster(entry="stoker.prepare.tasks:run_task", address={address!r}) as cluster:
     cluster.run(Ledger(folder=Path("/not/mounted/here"), plan="0"), "map", [0], print)
 """

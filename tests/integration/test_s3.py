@@ -53,7 +53,7 @@ def test_jsonl_is_read_by_ranges_of_many_tasks(
     (bucket / "one.jsonl").write_bytes(whole)
     ran = prepare("s3://bucket/one.jsonl", "--shard-size", "1MiB")
     assert ran.rc == 0, ran.stderr
-    assert re.search(r"1 sources, .* [2-9] tasks", ran.stderr)
+    assert re.search(r"1 source, .* [2-9] tasks", ran.stderr)
     assert shards(tmp_path / "out") == shards(large_dataset)
 
 
@@ -209,7 +209,7 @@ def test_wrong_credentials_for_the_output_are_a_clear_error(
 )
 def test_an_object_that_is_not_there_is_named(source: str, bucket: Path, prepare: Any) -> None:
     ran = prepare(source)
-    assert (ran.rc, "Traceback" in ran.stderr, source in ran.stderr.splitlines()[0]) == (1, False, True)
+    assert (ran.rc, "Traceback" in ran.stderr, source in ran.stderr.splitlines()[0]) == (2, False, True)
 
 
 def test_a_server_that_is_not_there_is_told_within_a_minute(prepare: Any) -> None:

@@ -25,6 +25,7 @@ from web_server import WebServer, write_noise
 import stoker
 from stoker.errors import BadShardError, ChangedError
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
+from stoker.stage import fetch
 from stoker.storage import open_store
 from stoker.world import World
 
@@ -103,7 +104,7 @@ def test_books_too_large_for_a_bundle_come_too(web: WebServer, run_stoker: Any, 
     (far / "s0.bin").write_bytes(data)
     record = FileRecord(name="s0.bin", bytes=len(data), xxh3=xxhash.xxh3_64_hexdigest(data))
     shard = ShardRecord(name="s0", samples=1, tokens=1, files=(record,))
-    manifest = Manifest(format="megatron", shards=(shard,), block_bytes=16, plan="x" * (9 << 20))
+    manifest = Manifest(format="webdataset", shards=(shard,), block_bytes=16, plan="x" * (9 << 20))
     write_manifest(open_store(far), manifest, blocks=np.arange(len(data) // 16, dtype=np.uint64))
     assert min((far / name).stat().st_size for name in ("manifest.json", "blocks.xxh3")) > 8 << 20
     ran = run_stoker("stage", f"{web.url}/long", "--cache", tmp_path / "c", "--json", env=LOCAL)
@@ -131,7 +132,7 @@ def test_each_node_stages_its_share(web: WebServer, run_stoker: Any, snapshot: A
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["s3://bucket/nothing"], 1, "error: there is nothing at s3://bucket/nothing"),
+        (["s3://bucket/nothing"], 2, "error: there is nothing at s3://bucket/nothing"),
         (["s3://bucket/corpus", "--share", "3/2"], 2, "error: there is no node 3 of 2"),
         (["s3://bucket/corpus", "--budget", "1MB"], 1, "and the whole budget is 1.0 MB"),
         (["s3://bucket/corpus", "--budget", "lots"], 2, "'lots' is not a size"),
@@ -161,7 +162,7 @@ def test_an_interrupted_run_leaves_what_has_landed(
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_until(lambda: any(map(landed, (tmp_path / "c").glob(".stoker/parts/*/*/0"))))
+        wait_until(lambda: any(map(landed, (tmp_path / "c").glob(".stoker/parts/*/0"))))
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
@@ -169,8 +170,8 @@ def test_an_interrupted_run_leaves_what_has_landed(
         "error: interrupted",
         "hint: run the same command again: prepare and stage go on where they stopped",
     ]
-    (left,) = (tmp_path / "c/.stoker/parts").glob("*/*")
-    assert left.name.startswith("left-")
+    (left,) = (tmp_path / "c/.stoker/parts").glob("*")
+    assert "~left-" in left.name
     ran = run_stoker(*arguments, "--json", env=LOCAL)
     assert ran.rc == 0, ran.stderr
     assert 0 < json.loads(ran.stdout)[0]["fetched_bytes"] < 64 << 20
@@ -235,11 +236,12 @@ def test_a_block_that_was_damaged_on_the_way_is_fetched_again_alone(web: WebServ
 @contextmanager
 def mounted(folder: Path, size: str, skip_or_fail: Callable[[str], None]) -> Iterator[Path]:
     folder.mkdir()
+    options = f"size={size},mode=0700"
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True
     )
     if done.returncode:
-        skip_or_fail(f"cannot mount a small filesystem: {done.stderr.strip()}")
+        skip_or_fail(f"cannot mount a small filesystem, run as root: {done.stderr.strip()}")
     try:
         yield folder
     finally:
@@ -253,7 +255,7 @@ def test_a_full_disk_is_left_clean(
     for number in range(3):
         (web.root / f"object-{number}").write_bytes(bytes([number]) * (20 << 20))
     if surprise:  # another fills the disk after room was found
-        monkeypatch.setattr("stoker.stage.room.Room._short_bytes", lambda self, unit: 0)
+        monkeypatch.setattr("stoker.stage.disk.room.Room._short_bytes", lambda self, unit: 0)
     with mounted(tmp_path / "small", "64m", skip_or_fail) as disk, stoker.Cache(disk) as cache:
         held = cache.local_path(f"{web.url}/object-0")
         cache.local_path(f"{web.url}/object-1")
@@ -346,8 +348,85 @@ def test_a_hub_repository_is_found_offline_by_the_hubs_own_library(
         assert {name: (folder / name).read_bytes() for name in HUB_FILES} == HUB_FILES
 
 
+def test_what_a_hub_cache_holds_already_is_linked_and_not_fetched(
+    s3: S3Server, run_stoker: Any, tmp_path: Path
+) -> None:
+    (s3.root / "bucket/blob").write_bytes(HUB_FILES[LARGE])
+    repository = tmp_path / "hub/datasets--org--name"
+    (repository / "blobs").mkdir(parents=True)
+    (tmp_path / "hub").chmod(0o700)
+    blobs = {}
+    for name, data in HUB_FILES.items():
+        git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        blobs[name] = repository / "blobs" / (hashlib.sha256(data).hexdigest() if name == LARGE else git)
+        blobs[name].write_bytes(data)
+        link = repository / "snapshots" / COMMIT / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blobs[name], link.parent))
+    damaged = next(name for name in HUB_FILES if name != LARGE and HUB_FILES[name])
+    blobs[damaged].write_bytes(bytes(len(HUB_FILES[damaged])))
+    with hub_server(s3.endpoint) as endpoint:
+        env = {"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        arguments = [
+            "stage",
+            "hf://datasets/org/name@v2",
+            "--cache",
+            tmp_path / "hub",
+            "--hub-cache",
+            "--json",
+        ]
+        ran = run_stoker(*arguments, env={**env, **LOCAL})
+    assert ran.rc == 0, ran.stderr
+    (report,) = json.loads(ran.stdout)
+    assert report["fetched_bytes"] == len(HUB_FILES[damaged]), "what is not what its name says is fetched"
+    here = repository / "snapshots" / COMMIT
+    assert {name: (here / name).read_bytes() for name in HUB_FILES} == HUB_FILES
+    assert (here / LARGE).stat().st_ino == blobs[LARGE].stat().st_ino, "it lies here once"
+    assert blobs[damaged].read_bytes() == bytes(len(HUB_FILES[damaged])), "others' files are left as they are"
+
+
 def wait_until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
+
+
+def test_a_whole_cache_can_be_used_where_it_cannot_be_written(
+    large_dataset: Path, tmp_path: Path, snapshot: Any, skip_or_fail: Callable[[str], None]
+) -> None:
+    with mounted(tmp_path / "disk", "256m", skip_or_fail) as disk:
+        whole = stoker.fetch(str(large_dataset), cache=disk / "c")
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with stoker.Cache(disk / "c") as cache:
+            assert stoker.fetch(str(large_dataset), cache=cache) == whole
+            with stoker.feed(
+                str(large_dataset), cache=cache, batch_size=2, seq_len=64, device="cpu"
+            ) as feeder:
+                assert next(iter(feeder))
+            (tmp_path / "other").write_text("x")
+            with pytest.raises(stoker.StokerError, match="cannot be written to"):
+                cache.local_path(tmp_path / "other")
+
+
+def test_of_a_large_file_only_the_damaged_slice_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_noise(tmp_path / "far", shards=1, shard_bytes=9 << 20)
+    fetched: list[int] = []
+    count = fetch._Fetch._count
+
+    def counting(self: fetch._Fetch, size: int) -> None:
+        fetched.append(size)
+        count(self, size)
+
+    with stoker.Cache(tmp_path / "c") as cache:
+        near = cache.at(str(tmp_path / "far"))
+        path = near.local_path("s0.bin")
+        data = bytearray(path.read_bytes())
+        data[5 << 20] ^= 1
+        path.write_bytes(data)
+        monkeypatch.setattr(fetch._Fetch, "_count", counting)
+        near.refetch("s0.bin", damaged=path.stat().st_ino)
+        assert path.read_bytes() == (tmp_path / "far/s0.bin").read_bytes()
+    assert sum(fetched) == 1 << 20

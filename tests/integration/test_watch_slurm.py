@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster
 
-from stoker import runs
+from stoker.watch import runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def test_both_ranks_of_srun_are_in_one_run(
     watch = ("watch", "--out", tmp_path / "run", "--gpu", "none", "--")
     done = run_stoker(*watch, *SRUN, sys.executable, TRAIN, env=environ)
     assert (done.rc, done.stdout) == (0, "trained\ntrained\n"), done.stderr
-    run = runs.read(tmp_path / "run")
+    run = runs.read_recording(tmp_path / "run")
     assert [rank.rank for rank in run.ranks] == [0, 1]
     assert [len(rank.steps.end) for rank in run.ranks] == [6, 6]
     assert run.facts["world"] == 2
@@ -63,6 +63,6 @@ def test_watchers_that_srun_starts_write_one_run(
     watch = (sys.executable, "-m", "stoker.cli", "watch", "--out", tmp_path / "run", "--gpu", "none", "--")
     command = [*SRUN, *watch, sys.executable, TRAIN]
     subprocess.run(command, env=stoker_environ(**environ), cwd=tmp_path, check=True, timeout=100)
-    run = runs.read(tmp_path / "run")
+    run = runs.read_recording(tmp_path / "run")
     assert [len(rank.steps.end) for rank in run.ranks] == [6, 6]
     assert len(run.hosts) == 1, "one watcher of a machine samples it"

@@ -14,9 +14,9 @@ from faults import Fault, FaultyProxy, faulty
 from s3_server import S3Server, serve
 
 from stoker.errors import ChangedError, StorageError
+from stoker.stage.origins.origin import RemoteFile, resolve
+from stoker.stage.wire.wire import SLICE_BYTES, Wire
 from stoker.storage import ObjectStore
-from stoker.wire.origin import RemoteFile, resolve
-from stoker.wire.wire import SLICE_BYTES, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -303,7 +303,7 @@ def test_a_redirect_that_ran_out_is_asked_for_anew(
     with disturbed(lambda number, head: Fault(status=403) if number == 2 else None) as store:
         there = f"Location: {store.endpoint}/bucket/x"
         with faulty(s3.endpoint, lambda number, head: Fault(status=302, headers=(there,))) as hub:
-            file = RemoteFile(name="x", url=f"{hub.endpoint}/x", bytes=len(data))
+            file = RemoteFile(name="x", url=f"{hub.endpoint}/x", bytes=len(data), digest="xxh3:0")
             assert fetch(wire, file) == data
     assert len(hub.requests) >= 2
 

@@ -94,5 +94,5 @@ def write_noise(folder: Path, *, shards: int, shard_bytes: int) -> None:
             files.append(FileRecord(name=name, bytes=hashed.bytes, xxh3=hashed.digest()))
             blocks += hashed.blocks()
         records.append(ShardRecord(name=f"s{number}", samples=1, tokens=1, files=tuple(files)))
-    manifest = Manifest(format="megatron", shards=tuple(records), dtype="uint16")
+    manifest = Manifest(format="webdataset", shards=tuple(records))
     write_manifest(open_store(folder), manifest, blocks=np.array(blocks, np.uint64))

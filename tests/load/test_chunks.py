@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from stoker.load.options import LoaderOptions
+from stoker.load.ordering.blend import dealing_of
+from stoker.load.ordering.cut import Cut
 from stoker.load.parts import make_parts
+from stoker.load.reading.chunks import Chunk, ChunkCache, in_threads
+from stoker.load.reading.dataset import open_dataset
 from stoker.load.store import Store
-from stoker.ordering.order import Cut
-from stoker.reading.chunks import Chunk, ChunkCache, in_threads
-from stoker.reading.dataset import open_dataset
 
 
 def chunk(key, slot):
@@ -62,9 +63,9 @@ def test_a_failed_read_is_raised_and_can_be_tried_again():
 
 
 def test_what_is_being_read_when_the_cache_grows_is_waited_for(corpus):
-    options = LoaderOptions(batch_size=4, seq_len=32, chunk_bytes=256)
+    options = LoaderOptions("corpus", batch_size=4, seq_len=32, chunk_bytes=256)
     dataset = open_dataset(corpus, files=None, engine="pread", on_corrupt="raise")
-    parts = make_parts([dataset], options, weights=(1.0,), cut=Cut(lanes=2))
+    parts = make_parts([dataset], options, cut=Cut(lanes=2), dealing=dealing_of((1.0,)))
     with ThreadPoolExecutor(1) as threads:
         store = Store(parts, batch_rows=4, threads=threads)
         small, held_up = store.cache, threading.Event()

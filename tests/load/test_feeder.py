@@ -16,7 +16,7 @@ from small_datasets import make_tars, make_tokens
 
 import stoker
 from stoker.errors import UsageError
-from stoker.load.device import Arrivals, Copier, Device, tensors_of, with_tensors
+from stoker.load.device.streams import Arrivals, Copier, Device, tensors_of, with_tensors
 
 MODES = [{}, {"packing": "pad"}, {"packing": "best-fit"}, {"documents": True}, {"shuffle": "off"}]
 

@@ -14,8 +14,8 @@ import pytest
 from small_datasets import make_tars, make_tokens
 
 from stoker.errors import UsageError
+from stoker.load.assembly.rows import Buffers
 from stoker.load.loader import Loader
-from stoker.load.rows import Buffers
 
 WORKERS = ["inline", "thread"]
 

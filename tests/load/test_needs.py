@@ -7,8 +7,8 @@ from small_datasets import make_tokens
 
 from stoker.load.loader import Loader
 from stoker.load.needs import share_of
+from stoker.load.reading.files import Folder
 from stoker.manifest import read_manifest
-from stoker.reading.files import Folder
 from stoker.world import World
 
 
@@ -75,7 +75,7 @@ def test_files_come_in_the_order_in_which_they_are_read(tmp_path, monkeypatch):
         watched.asked.clear()
         for _ in loader:
             pass
-    assert list(watched.asked)[:6] == told[:6]
+    assert list(watched.asked)[:6] == list(dict.fromkeys(told))[:6]  # it is told chunk by chunk
 
 
 def test_after_half_an_epoch_what_is_still_to_come_is_first(tmp_path, monkeypatch):
@@ -94,4 +94,4 @@ def test_after_half_an_epoch_what_is_still_to_come_is_first(tmp_path, monkeypatc
 def test_in_disk_order_files_come_in_disk_order(corpus):
     with loader_of(corpus, 0, ranks=1, nodes=1, shuffle="off") as loader:
         names = [name for name in loader.files_in_order() if name.endswith(".bin")]
-    assert names == sorted(names)
+    assert list(dict.fromkeys(names)) == sorted(set(names))

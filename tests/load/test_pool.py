@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from stoker.load.pool import open_pool
-from stoker.reading.chunks import Run
-from stoker.reading.engines import PAGE, page_aligned
+from stoker.load.reading.chunks import Run
+from stoker.load.reading.engines import PAGE, page_aligned
 
 BLOCK, SIZE = 2 * PAGE, 9_000_001
 DATA = np.random.default_rng(0).integers(0, 256, SIZE, dtype=np.uint8)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.reading.files import Folder
-from stoker.reading.reader import ShardReader
+from stoker.load.reading.files import Folder
+from stoker.load.reading.reader import ShardReader
 
 BLOCK, BLOCKS = 8, 12
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker.machine.allowed import free_bytes, usable_cores
 from stoker.machine.cgroup import read_cgroup
 from stoker.machine.files import Files
-from stoker.machine.memory import free_bytes
 from stoker.machine.plain import Unknown
 
 if TYPE_CHECKING:
@@ -125,3 +125,30 @@ def test_free_is_what_machine_and_container_both_have(limit: str, free: int, tmp
         },
     )
     assert free_bytes(files) == free
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", None), ("100000 100000", 1), ("50000 100000", 1), ("9900000 10", None)],
+)
+def test_a_quota_of_the_container_limits_the_cores(quota: str, cores: int | None, tmp_path: Path) -> None:
+    files = lay(tmp_path, V2_MOUNT | {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": quota})
+    assert usable_cores(files) == (cores or usable_cores(Files(tmp_path / "none")))
+
+
+def test_the_quota_of_a_job_step_or_of_version_one_limits_the_cores_too(tmp_path: Path) -> None:
+    """Where no namespace hides the groups above, the root has no quota; version 1 has no cpu.max at all."""
+    step = lay(
+        tmp_path / "two",
+        V2_MOUNT | {"/proc/self/cgroup": "0::/job/step", "/sys/fs/cgroup/job/step/cpu.max": "100000 100000"},
+    )
+    docker = lay(
+        tmp_path / "one",
+        V1_MOUNTS
+        | {
+            "/proc/self/cgroup": "4:memory:/docker/abc\n1:cpu,cpuacct:/docker/abc",
+            "/sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "100000",
+            "/sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
+        },
+    )
+    assert (usable_cores(step), usable_cores(docker)) == (1, 1)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker.machine.files import Files, chosen, cpu_list
-from stoker.machine.places import hub_folder, mounts_of, nfs_of, read_disks, read_place, stripes_of, within
+from stoker.machine.mounts import mounts_of, nfs_of
+from stoker.machine.places import hub_folder, read_disks, read_place, stripes_of, within
 
 MOUNTINFO = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw,errors=remount-ro
@@ -48,11 +49,10 @@ def test_a_mount_has_its_own_options_and_those_of_its_filesystem() -> None:
 
 
 def test_nfs_statistics_tell_options_in_force_and_repeats() -> None:
-    found = nfs_of(MOUNTSTATS)
-    options, share = found["/mnt/corpus"]
-    assert list(found) == ["/mnt/corpus"]
-    assert {"soft", "wsize=65536", "acregmax=60"} <= set(options)
-    assert share == pytest.approx(0.05)
+    (found,) = nfs_of(MOUNTSTATS)
+    assert found.mountpoint == "/mnt/corpus"
+    assert {"soft", "wsize=65536", "acregmax=60"} <= set(found.options)
+    assert found.resent_share == pytest.approx(0.05)
 
 
 def test_stripes_are_read_as_lfs_writes_them() -> None:

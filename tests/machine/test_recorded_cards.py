@@ -42,7 +42,19 @@ XML = """<?xml version="1.0" ?>
       <dram_correctable>7</dram_correctable>
       <dram_uncorrectable>2</dram_uncorrectable>
     </volatile></ecc_errors>
-    <remapped_rows><remapped_row_pending>No</remapped_row_pending></remapped_rows>
+    <remapped_rows>
+      <remapped_row_corr>1</remapped_row_corr>
+      <remapped_row_unc>2</remapped_row_unc>
+      <remapped_row_pending>No</remapped_row_pending>
+      <remapped_row_failure>No</remapped_row_failure>
+    </remapped_rows>
+    <retired_pages>
+      <multiple_single_bit_retirement><retired_count>0</retired_count></multiple_single_bit_retirement>
+      <double_bit_retirement><retired_count>3</retired_count></double_bit_retirement>
+      <pending_retirement>Yes</pending_retirement>
+    </retired_pages>
+    <mig_mode><current_mig>Disabled</current_mig><pending_mig>Disabled</pending_mig></mig_mode>
+    <fabric><state>Completed</state><status>Success</status></fabric>
     <gpu_power_readings>
       <current_power_limit>650.00 W</current_power_limit>
       <default_power_limit>700.00 W</default_power_limit>
@@ -98,6 +110,8 @@ class StandIn:
             "nvmlDeviceGetPowerManagementLimit": 650_000,
             "nvmlDeviceGetCurrentClocksEventReasons": 0x04 | 0x40,
             "nvmlDeviceGetRemappedRows": (0, 0, 1, 0),
+            "nvmlDeviceGetMigMode": [1, 1],
+            "nvmlSystemGetCudaDriverVersion_v2": 12040,
         }
 
         def answer(*_: object) -> Any:
@@ -109,8 +123,12 @@ class StandIn:
 
 
 def test_nvidia_smi_tells_a_card() -> None:
-    driver, (card,) = smi.cards_of(XML)
-    assert (driver, card.name, card.bus) == ("580.159.03", "NVIDIA H200", "0000:18:00.0")
+    found = smi.cards_of(XML)
+    (card,) = found.cards
+    assert (found.driver, found.cuda) == ("580.159.03", "13.0")
+    assert (card.mig, card.fabric, card.remap_failed, card.rows_remapped) == (False, "Completed", False, 2)
+    assert (card.pages_retired, card.retire_pending) == (3, True)
+    assert (found.driver, card.name, card.bus) == ("580.159.03", "NVIDIA H200", "0000:18:00.0")
     assert (card.persistence, card.ecc, card.remap_pending, card.performance_state) == (True, True, False, 0)
     assert (card.pcie_gen, card.pcie_gen_max, card.pcie_width, card.pcie_width_max) == (5, 5, 8, 16)
     assert (card.power_limit_w, card.power_default_w) == (650.0, 700.0)
@@ -118,24 +136,24 @@ def test_nvidia_smi_tells_a_card() -> None:
 
 
 def test_a_software_power_cap_is_no_slowdown() -> None:
-    _, (card,) = smi.cards_of(XML)
+    (card,) = smi.cards_of(XML).cards
     assert card.slowdowns == ("hardware thermal slowdown",)
     assert nvml.slowdowns_of(0x04) == ()
 
 
 def test_only_uncorrected_errors_are_counted() -> None:
-    _, (card,) = smi.cards_of(XML)
+    (card,) = smi.cards_of(XML).cards
     assert card.ecc_uncorrected == 3
 
 
 def test_what_nvidia_smi_does_not_say_is_unknown() -> None:
-    _, (card,) = smi.cards_of(
+    (card,) = smi.cards_of(
         "<nvidia_smi_log><gpu><persistence_mode>N/A</persistence_mode></gpu></nvidia_smi_log>"
-    )
+    ).cards
     assert all(
         isinstance(value, Unknown) for value in (card.name, card.persistence, card.pcie_gen, card.slowdowns)
     )
-    assert card.ecc is None
+    assert (card.ecc, card.mig, card.fabric) == (None, None, None)
 
 
 def test_peers_and_links_are_read_as_nvidia_smi_writes_them() -> None:
@@ -144,8 +162,12 @@ def test_peers_and_links_are_read_as_nvidia_smi_writes_them() -> None:
 
 
 def test_nvml_tells_a_card_and_refuses_the_rest() -> None:
-    driver, cards, peers = nvml.cards_of(StandIn())
-    assert (driver, len(cards), peers) == ("580.1", 2, (("X", "OK"), ("OK", "X")))
+    found = nvml.cards_of(StandIn())
+    cards = found.cards
+    assert (found.driver, found.cuda, len(cards)) == ("580.1", "12.4", 2)
+    assert found.peers == (("X", "OK"), ("OK", "X"))
+    assert (cards[0].mig, cards[0].rows_remapped, cards[0].remap_failed) == (True, 0, False)
+    assert cards[0].fabric is None
     assert (cards[0].name, cards[0].persistence, cards[0].power_limit_w) == ("NVIDIA H200", False, 650.0)
     assert (cards[0].remap_pending, cards[0].nvlinks) == (True, (True, True, True, False))
     assert cards[0].slowdowns == ("hardware thermal slowdown",)

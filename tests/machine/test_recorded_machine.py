@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.errors import BadInputError, StorageError
+from stoker.errors import BadInputError, UnreadableError
 from stoker.machine.plain import NOT_READ, Unknown, as_plain, from_plain
 from stoker.machine.snapshot import Cgroup, Disk, Gpu, Memory, Place, Snapshot, read_snapshot, write_snapshot
 
@@ -66,8 +66,8 @@ def test_a_file_that_is_no_recording_is_refused(text: str, tmp_path: Path) -> No
         read_snapshot(tmp_path / "snap.json")
 
 
-def test_a_recording_that_is_not_there_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="No such file"):
+def test_a_recording_that_is_not_there_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match="No such file"):
         read_snapshot(tmp_path / "none.json")
 
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.plan.arithmetic import Plan, make_plan
+from stoker.plan.arithmetic import WORKER_MEMORY, Plan, make_plan
 from stoker.plan.job import make_job
 
 GIB = 1 << 30
@@ -27,7 +27,7 @@ def test_eight_gpus_of_200_mb_need_1600_and_72_need_14400() -> None:
 def test_a_limit_of_100_gib_with_32_of_shm_leaves_68() -> None:
     made = plan(memory="100GiB", shm="32GiB")
     assert made.memory.processes == 68 * GIB
-    assert made.needs()["shm_bytes"] == 32 * GIB
+    assert made.needs().shm_bytes == 32 * GIB
 
 
 def test_a_gpu_reads_its_batch_every_step() -> None:
@@ -56,7 +56,12 @@ def test_memory_that_does_not_add_up_is_refused_with_every_part_of_the_sum() -> 
 def test_worker_processes_need_shm_for_the_batches_they_hold() -> None:
     made = plan(loader="process", workers=8, prefetch=2, batch=256, sample="100kB", decoded="600kB")
     assert made.loading.shm >= 8 * 8 * 3 * 256 * 600_000
-    assert plan(loader="thread", batch=256, sample="600kB").loading.shm == 64 << 20
+    assert plan(loader="thread", batch=256, sample="600kB").loading.shm == 8 * GIB  # NCCL's
+
+
+def test_worker_processes_take_memory_each() -> None:
+    few, many = (plan(loader="process", workers=count, batch=1, sample="1kB") for count in (2, 16))
+    assert many.memory.loaders - few.memory.loaders == 8 * 14 * WORKER_MEMORY
 
 
 def test_shm_that_is_too_small_for_the_workers_is_said() -> None:
@@ -125,7 +130,7 @@ def test_what_is_not_known_is_named() -> None:
     store=st.floats(1e8, 1e14),
     dataset=st.integers(1, 10**17),
     nvme=st.integers(0, 10**14),
-    parameters=st.floats(0, 1e13),
+    parameters=st.one_of(st.just(0.0), st.floats(1, 1e13)),
     shm=st.integers(0, 64 * GIB),
 )
 def test_any_plan_adds_up(
@@ -143,7 +148,7 @@ def test_any_plan_adds_up(
     assert 0 <= made.caching.hit <= 1
     assert 0 <= made.starving.first < 1
     assert 0 <= made.starving.later < 1
-    assert all(value >= 0 for value in made.needs().values())
+    assert all(value >= 0 for value in made.needs().as_plain().values())
 
 
 @given(memory=st.integers(1, 200), shm=st.integers(1, 200))

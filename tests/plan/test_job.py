@@ -73,7 +73,7 @@ def test_a_flag_counts_more_than_the_file(tmp_path: Path, suffix: str) -> None:
         ("a.yaml", b"nodes: [1"),
         ("a.json", b"{"),
         ("a.yaml", b"7"),
-        ("a.yaml", b"name: 2026-13-01"),
+        ("a.yaml", b"step: 2026-13-01"),
         ("a.yaml", b"1: 2"),
         ("a.yaml", b"nodes: 4\nnodes: 8"),
         ("a.json", b'{"nodes": 4, "nodes": 8}'),

@@ -89,6 +89,7 @@ def test_changed_block_digests_are_found(dataset: Path) -> None:
 def test_a_manifest_that_miscounts_is_found(dataset: Path) -> None:
     manifest = json.loads((dataset / "manifest.json").read_text())
     manifest["shards"][0]["samples"] += 1
+    manifest["counts"]["samples"] += 1
     (dataset / "manifest.json").write_text(json.dumps(manifest))
     (fault,) = verify_dataset(str(dataset))
     assert "shard-00000 holds" in fault
@@ -117,7 +118,7 @@ def test_the_command_reports_faults_as_json(dataset: Path, run_stoker: Any) -> N
 
 def test_the_command_fails_for_a_folder_without_a_manifest(tmp_path: Path, run_stoker: Any) -> None:
     ran = run_stoker("prepare", "verify", tmp_path)
-    assert (ran.rc, ran.stderr.startswith("error: no manifest")) == (1, True)
+    assert (ran.rc, ran.stderr.startswith("error: no manifest")) == (2, True)
 
 
 # --- adopting -------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_filter_works_in_worker_processes(
     ran = run_stoker(
         "prepare", path, *arguments, "--filter", f"{filter_module}:judge", env={"PYTHONPATH": str(tmp_path)}
     )
-    assert "dropped  1 documents: filter" in ran.stdout
+    assert "dropped  1 document: filter" in ran.stdout
 
 
 def test_statistics_of_tasks_add_up() -> None:

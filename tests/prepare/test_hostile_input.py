@@ -18,7 +18,7 @@ import pytest
 
 from stoker.errors import BadInputError, TaskError
 from stoker.formats.zstd import zstd_module
-from stoker.sources.documents import Reading
+from stoker.prepare.sources.documents import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,8 +212,8 @@ def test_the_command_skips_and_says_what_was_skipped(
     assert (ran.rc, "Traceback" in ran.stderr) == (0, False)
     skipped = [line for line in ran.stdout.splitlines() if line.startswith("skipped")]
     assert skipped == [
-        "skipped  1 documents: invalid_utf8",
-        "skipped  1 documents: missing_field",
+        "skipped  1 document: invalid_utf8",
+        "skipped  1 document: missing_field",
         "skipped  2 documents: truncated",
     ]
 
@@ -234,7 +234,7 @@ def test_a_tokenizer_that_does_not_exist_is_an_error(
     name: str, corpus: Path, run_stoker: Any, tmp_path: Path
 ) -> None:
     ran = run_stoker("prepare", corpus, "--tokenizer", name, "--out", tmp_path / "out", "--workers", 1)
-    assert (ran.rc, "Traceback" in ran.stderr, name in ran.stderr) == (1, False, True)
+    assert (ran.rc, "Traceback" in ran.stderr, name in ran.stderr) == (2, False, True)
     assert ran.stderr.splitlines()[-1].startswith("hint: ")
     assert visible(tmp_path / "out") == set()
 
@@ -243,7 +243,7 @@ def test_a_source_that_does_not_exist_is_an_error(
     command: list[object], run_stoker: Any, tmp_path: Path
 ) -> None:
     ran = run_stoker("prepare", tmp_path / "gone.jsonl", *command)
-    assert (ran.rc, ran.stderr.splitlines()[0]) == (1, f"error: {tmp_path}/gone.jsonl does not exist")
+    assert (ran.rc, ran.stderr.splitlines()[0]) == (2, f"error: {tmp_path}/gone.jsonl does not exist")
 
 
 # --- closed folders -------------------------------------------------------------------------------
@@ -329,10 +329,11 @@ def test_an_output_that_is_a_file_is_named(
 ON_SMALL_DISK = """
 set -u
 disk=$1 size=$2; shift 2
-mount -t tmpfs -o size=$size none "$disk"
+mount -t tmpfs -o size=200m none "$disk"
+fallocate -l $((200 * 1024 - size))KiB "$disk/of-others"
 "$@"; echo "first exit code $?"
 find "$disk" -type f | sed "s|^|file |"
-mount -o remount,size=200m "$disk"
+rm "$disk/of-others"
 "$@" >/dev/null; echo "second exit code $?"
 "$0" -m stoker.cli prepare verify "$disk/out"
 """
@@ -342,12 +343,12 @@ mount -o remount,size=200m "$disk"
 def on_small_disk(
     require_binary: Any, skip_or_fail: Any, stoker_environ: Any, tokenizer_path: Path, tmp_path: Path
 ) -> Callable[..., Any]:
-    """Prepare onto a disk of this size; then again, once the disk has grown."""
+    """Prepare onto a disk that others left so many KiB of; then again, once they have gone."""
     namespace = [require_binary("unshare"), "--user", "--map-root-user", "--mount"]
     if subprocess.run([*namespace, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True).returncode:
-        skip_or_fail("mount namespaces are not allowed here")
+        skip_or_fail("mount namespaces are not allowed here: run as root, or allow user namespaces")
 
-    def run(source: Path, size: str) -> Any:
+    def run(source: Path, free_kib: int) -> Any:
         disk = tmp_path / "disk"
         disk.mkdir()
         prepare = [
@@ -361,7 +362,7 @@ def on_small_disk(
         ]
         prepare += ["--out", f"{disk}/out", "--workers", "2", "--shard-size", "1MiB"]
         return subprocess.run(
-            [*namespace, "sh", "-c", ON_SMALL_DISK, sys.executable, str(disk), size, *prepare],
+            [*namespace, "sh", "-c", ON_SMALL_DISK, sys.executable, str(disk), str(free_kib), *prepare],
             env=stoker_environ(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -373,11 +374,13 @@ def on_small_disk(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("size", ["64k", "3m", "12m"], ids=["at the plan", "in pass one", "in pass two"])
+@pytest.mark.parametrize(
+    "free_kib", [64, 3 << 10, 12 << 10], ids=["at the plan", "in pass one", "in pass two"]
+)
 def test_a_full_disk_is_named_and_the_same_command_goes_on_once_there_is_space(
-    size: str, on_small_disk: Any, large_corpus: Path, tmp_path: Path
+    free_kib: int, on_small_disk: Any, large_corpus: Path, tmp_path: Path
 ) -> None:
-    ran = on_small_disk(large_corpus, size)
+    ran = on_small_disk(large_corpus, free_kib)
     assert "first exit code 1" in ran.stdout
     assert "No space left on device" in ran.stderr
     assert f"cannot write {tmp_path}/disk/out" in ran.stderr

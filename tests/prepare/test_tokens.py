@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import EngineMismatchError, TaskError, TokenizerError
+from stoker.prepare.sources.documents import Texts
 from stoker.prepare.tokens import choose_engine, choose_eod, load_tokenizer, open_engine
-from stoker.sources.documents import Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +33,18 @@ ENGINES = ["gigatoken", "fastokens", "huggingface"]
 
 def test_a_folder_that_holds_a_tokenizer_is_one(tokenizer_path: Path) -> None:
     assert load_tokenizer(str(tokenizer_path.parent)).digest == load_tokenizer(str(tokenizer_path)).digest
+
+
+@pytest.mark.parametrize(
+    "name", ["./tok", "/nowhere/tok", "~/tok", "tok.json", "my/tok.json", "a/b/c", "tok/"]
+)
+def test_a_path_that_does_not_exist_is_not_sought_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # who asked for it would hear of that
+    with pytest.raises(TokenizerError, match=f"there is no tokenizer {re.escape(repr(name))}"):
+        load_tokenizer(name)
 
 
 def test_the_vocabulary_counts_added_tokens(tokenizer_path: Path) -> None:
@@ -80,7 +94,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{}", "not json", '{"version": "1.0"}'])
 def test_a_file_that_is_no_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match=r"not a tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=rf"{tmp_path}/tokenizer.json is not a tokenizer\.json"):
         load_tokenizer(str(tmp_path))
 
 

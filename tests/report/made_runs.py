@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stoker.diagnose.replay import replay
 from stoker.findings import Finding
 from stoker.recording import (
     KINDS,
@@ -21,11 +20,12 @@ from stoker.recording import (
     Spans,
     Steps,
 )
+from stoker.watch.runs.flat import read_flat
 
 if TYPE_CHECKING:
     pass
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).parents[1] / "recordings" / "runs"
 STARTED = 1_763_190_000.0
 Parts = list[tuple[str, float]]
 
@@ -184,7 +184,7 @@ def _host(node: str, t: np.ndarray, rng: np.random.Generator) -> HostRecord:
 
 def flat(name: str) -> Recording:
     """One of the shared flat recordings of a real H200."""
-    return replay(TRACES / f"{name}.jsonl")
+    return read_flat(TRACES / f"{name}.jsonl")
 
 
 # --- a run while it goes --------------------------------------------------------------------------

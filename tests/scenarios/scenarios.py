@@ -12,7 +12,7 @@ from pathlib import Path
 import surroundings
 
 from stoker.diagnose.features import Features, features
-from stoker.runs import read
+from stoker.watch.runs import read_recording
 
 JOB = Path(__file__).parent / "job.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -157,7 +157,7 @@ def watched(scenario: Scenario, folder: Path, *, environ: dict[str, str]) -> Fea
     launch = TORCHRUN if scenario.ranks > 1 else []
     watch = [sys.executable, "-m", "stoker.cli", "watch", "--hz", "5", "--out", "run", "--"]
     enact(scenario, folder, [*watch, sys.executable, *launch, str(JOB)], environ=environ)
-    return features(read(folder / "run"))
+    return features(read_recording(folder / "run"))
 
 
 def enact(

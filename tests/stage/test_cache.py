@@ -17,10 +17,10 @@ import pytest
 
 import stoker
 from stoker.errors import CacheFullError, StorageError, UsageError
-from stoker.leases.lease import Claim
 from stoker.stage.cache import default_folder
-from stoker.stage.holdings import held_folders
-from stoker.stage.part import Part
+from stoker.stage.disk.holdings import held_folders
+from stoker.stage.landing.part import Part
+from stoker.stage.leases.lease import Claim
 from stoker.stage.run import parse_share, stage
 
 BIG = 9 << 20  # above what travels in bundles: a unit of its own
@@ -103,7 +103,9 @@ def test_a_file_is_fetched_when_it_is_first_used(origin, near_of):
 
 
 def test_a_file_that_changed_at_its_origin_is_fetched_anew(origin, near_of):
-    path = near_of(origin).local_path("big-0")
+    near = near_of(origin)
+    path = near.local_path("big-0")
+    near.release("big-0")
     (origin / "big-0").write_bytes(b"n" * BIG)
     assert near_of(origin).local_path("big-0") == path
     assert path.read_bytes() == b"n" * BIG
@@ -128,7 +130,7 @@ def test_a_record_that_took_its_predecessors_inode_is_read(origin, near_of):
     (old,) = (unit for unit in reader.units if unit.files[0].name == "big-0")
     assert reader.cache.shelf.holds(old)
     reader.release("big-0")
-    record = other.cache.shelf.books / "units" / f"{old.key}.json"
+    record = other.cache.folder / ".stoker/units" / f"{old.key}.json"
     new, before = record.read_text().replace(old.files[0].version, "1"), record.stat()
     while record.stat().st_ctime_ns == before.st_ctime_ns:  # a clock of some milliseconds
         record.write_text(new)
@@ -236,8 +238,8 @@ def test_what_was_begun_and_left_gives_way(budget, origin, near_of, monkeypatch)
     shelf = near.cache.shelf
     left = [unit for unit in near.units if unit.bytes == BIG][1:]
     for unit in left:
-        Part(shelf.parts_folder(unit.key) / "left-x", unit, root=shelf.folder).close()
-    monkeypatch.setattr("stoker.stage.room.Room._free", lambda self: 4 * BIG)
+        Part(shelf.part_path(unit.key, "left-x"), unit, grounds=shelf.grounds).close()
+    monkeypatch.setattr("stoker.stage.disk.room.Room._free", lambda self: 4 * BIG)
     assert near.local_path("big-0").exists()
     assert shelf.parts() == {}
 
@@ -249,7 +251,7 @@ def test_what_another_brings_does_not_give_way(origin, near_of):
     with ExitStack() as stack:
         for unit in others:
             stack.enter_context(Claim(shelf.lease_path(unit.key)).try_take())
-            Part(shelf.parts_folder(unit.key) / "x", unit, root=shelf.folder).close()
+            Part(shelf.part_path(unit.key, "x"), unit, grounds=shelf.grounds).close()
         with pytest.raises(CacheFullError, match="on its way"):
             near.local_path("big-0")
 
@@ -267,7 +269,11 @@ def test_what_the_filesystem_refuses_is_told(number, said, hint, where, origin, 
         raise OSError(number, os.strerror(number))
 
     near = near_of(origin)
-    target = "stoker.stage.landing.write_all" if where == "write" else "stoker.stage.part.Part._write_header"
+    target = (
+        "stoker.stage.landing.slices.write_all"
+        if where == "write"
+        else "stoker.stage.landing.part.Part._write_header"
+    )
     monkeypatch.setattr(target, refuse)
     with pytest.raises(StorageError, match=said) as caught:
         near.local_path("big-0")
@@ -276,7 +282,7 @@ def test_what_the_filesystem_refuses_is_told(number, said, hint, where, origin, 
 
 def test_a_full_disk_is_not_blamed_on_the_budget(origin, near_of, monkeypatch):
     near = near_of(origin, budget="1TB")
-    monkeypatch.setattr("stoker.stage.room.Room._free", lambda self: 1000)
+    monkeypatch.setattr("stoker.stage.disk.room.Room._free", lambda self: 1000)
     with pytest.raises(CacheFullError, match=r"for a disk with 1\.0 kB free"):
         near.local_path("big-0")
 
@@ -296,7 +302,7 @@ def test_books_that_cannot_be_written_while_the_disk_is_full_hide_nothing(origin
 def test_without_a_budget_nothing_gives_way(origin, near_of, monkeypatch):
     near = near_of(origin)
     near.release(near.local_path("big-0").name)
-    monkeypatch.setattr("stoker.stage.room.Room._free", lambda self: BIG)
+    monkeypatch.setattr("stoker.stage.disk.room.Room._free", lambda self: BIG)
     with pytest.raises(CacheFullError, match="that nobody reads") as caught:
         near.local_path("big-1")
     assert "budget" in caught.value.hint
@@ -381,7 +387,7 @@ def test_files_can_be_read_from_memory(origin, near_of, monkeypatch):
 
 def test_what_does_not_fit_into_memory_is_read_from_the_disk(origin, near_of, monkeypatch, tmp_path):
     monkeypatch.setattr("stoker.stage.preload.shm_folder", lambda: tmp_path / "shm")
-    monkeypatch.setattr("stoker.stage.preload.available_bytes", lambda: BIG)
+    monkeypatch.setattr("stoker.stage.preload.free_bytes", lambda: BIG)
     near = near_of(origin, preload="shm")
     assert near.local_path("big-0") == near.folder / "big-0"
 
@@ -504,3 +510,33 @@ def test_sweeping_leaves_a_lease_alone_that_is_just_being_made(origin, near_of):
     inode = making.stat().st_ino
     cache.room.sweep()
     assert making.stat().st_ino == inode
+
+
+def test_what_few_may_read_at_its_origin_few_may_read_here(origin, tmp_path):
+    (origin / "secret").write_bytes(b"s")
+    (origin / "secret").chmod(0o600)
+    (origin / "deep/link").symlink_to(origin / "secret")
+    path = stoker.fetch(str(origin), cache=tmp_path / "cache")
+    assert [(path / name).stat().st_mode & 0o777 for name in ("secret", "deep/link")] == [0o600, 0o600]
+    assert (path / "big-0").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_version_that_somebody_reads_is_not_disturbed_by_the_next(origin, near_of, snapshot):
+    before = near_of(origin)
+    old = before.local_path("big-0")
+    (origin / "big-0").write_bytes(b"n" * BIG)
+    after = near_of(origin)
+    new = after.local_path("big-0")
+    assert new.parent != old.parent
+    assert old.read_bytes() == bytes([1]) * BIG
+    assert new.read_bytes() == b"n" * BIG
+    before.cache.close()
+    assert near_of(origin).local_path("big-0") == new, "it stays where it is"
+
+
+def test_a_version_that_nobody_reads_makes_way(origin, near_of):
+    with stoker.Cache(near_of(origin).cache.folder) as first:
+        old = first.at(origin).local_path("big-0")
+    (origin / "big-0").write_bytes(b"n" * BIG)
+    assert near_of(origin).local_path("big-0") == old
+    assert old.read_bytes() == b"n" * BIG

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
+from stoker.stage.origins.origin import Collection, RemoteFile
 from stoker.stage.plan import (
     BUNDLE_BYTES,
     BUNDLE_FILES,
@@ -19,7 +20,6 @@ from stoker.stage.plan import (
     safe_parts,
     units_of,
 )
-from stoker.wire.origin import Collection, RemoteFile
 
 
 def collection(sizes, *, url="s3://bucket/corpus", kind="folder", **more):

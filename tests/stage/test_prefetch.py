@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from stoker.errors import CacheFullError
+from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit
 from stoker.stage.prefetch import Prefetcher
-from stoker.wire.origin import RemoteFile
 
 
 def unit(name: str) -> Unit:

@@ -1,1 +1,1 @@
-"""The checkpoint stage: snapshot, write, commit, drain; and back again."""
+"""Checkpointing: snapshot, write, commit, drain to the remote tier; and restore."""

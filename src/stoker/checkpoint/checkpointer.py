@@ -5,114 +5,159 @@
     for batch in feed:
         ...
         ck.step(step, model=model, optimizer=opt, loader=feed)       # returns at once
+        if ck.should_leave:                                          # some rank was told to; all have saved
+            break
 
 Every rank of the job makes one and calls the same methods with the same names.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from stoker.checkpoint.agree import Rounds, agreed_plan
-from stoker.checkpoint.board import Board, SoloBoard, TcpBoard
+from stoker.checkpoint.agree import loose_digest
+from stoker.checkpoint.copies import Copies
 from stoker.checkpoint.drain import Loaders
+from stoker.checkpoint.foreign.restoring import refuse_a_foreign_folder, restore_source
 from stoker.checkpoint.interval import Advice, Interval, advise, mtbf_of, whole_step
-from stoker.checkpoint.options import CheckpointOptions, CheckpointReport
-from stoker.checkpoint.restore import Restored, load_state, restore_newest
-from stoker.checkpoint.saver import NOT_DRAINED, NOT_SAVED, Save, Saver, failed
-from stoker.errors import CheckpointError, StokerError, UsageError, check_options
-from stoker.saved.reader import Checkpoint
-from stoker.saved.tiers import Tiers
-from stoker.saved.values import encode
-from stoker.snapshot.arena import Arena
-from stoker.snapshot.copy import Snapshot
-from stoker.snapshot.plan import Plan
-from stoker.snapshot.state import Flat, Objects, flatten, random_state
-from stoker.snapshot.tensors import Saved
+from stoker.checkpoint.leave import Goodbye, Notice, is_done, unfinished, unsaved
+from stoker.checkpoint.loading.match import Loading, Rename
+from stoker.checkpoint.notes import Standing, standing_of_save
+from stoker.checkpoint.options import CheckpointOptions, CheckpointReport, as_metric, telling
+from stoker.checkpoint.outcomes import Outcomes
+from stoker.checkpoint.planning import Planning
+from stoker.checkpoint.restore import (
+    Restored,
+    load_state,
+    restore_newest,
+    warn_of_rounded,
+    warn_of_skipped,
+)
+from stoker.checkpoint.saved.layout import Marks
+from stoker.checkpoint.saved.reader import Checkpoint
+from stoker.checkpoint.saved.tiers import Tiers
+from stoker.checkpoint.saver import Save, Saver
+from stoker.checkpoint.session import Session, alone
+from stoker.checkpoint.snapshot.state import Objects
+from stoker.checkpoint.snapshot.tensors import Saved
+from stoker.errors import StokerError, UsageError
+from stoker.options import takes
 from stoker.spans import emit
 from stoker.storage import absolute, is_local, local_path, open_store
-
-# The share of a copy before writing begins. Small machine, 1.85 GiB: with none of it the stall is a third
-# longer, with all of it the time to durable a fifth.
-_HEAD_START = 0.25
 
 
 class Checkpointer:
     """Saves and restores. `close` it (or use it as a context manager): that waits for the last save."""
 
-    def __init__(self, root: str | Path, *, remote: str = "", **options: Any) -> None:
-        check_options(options, CheckpointOptions.__slots__, of="a checkpointer")
-        self.options = CheckpointOptions(**options)
-        self._world = self.options.world
+    @takes(CheckpointOptions, of="a checkpointer")
+    def __init__(self, options: CheckpointOptions) -> None:
+        self.options, self._world = options, options.world
+        root, remote = options.root, options.remote
         if not is_local(root):
             raise UsageError(
                 f"{root} is no folder of this node", hint=f"give a folder, and the store as remote='{root}'"
             )
-        store = open_store(absolute(remote)) if remote else None
+        store = open_store(absolute(remote), timeout_s=options.remote_timeout_s) if remote else None
         self._tiers = Tiers(root=local_path(root).absolute(), remote=store)
-        self._board: Board | None = None
-        self._saver: Saver | None = None
-        self._rounds: Rounds | None = None
-        self._arena = Arena()
-        self._plan: Plan | None = None
-        self._snapshot: Snapshot | None = None
-        self._loaders = Loaders(self.options.busy)
-        self._leave: Any = None  # a finalizer
-        self._pid = 0  # of the process that saves
-        self._allocating: threading.Thread | None = None
-        self._failures: list[CheckpointError] = []
-        self._report, self._interval = CheckpointReport(), Interval(self.options.every)
+        self._session: Session | None = None
+        self._finalizer: Any = None  # of weakref, where there is a session
+        self._loaders = Loaders(options.busy)
+        self._copies = Copies(options)
+        self._planning = Planning(options, self._copies)
+        self._outcomes = Outcomes(options)
+        self._interval, self._was_saving = Interval(options.every), False
+        self._notice, self._leaves = Notice(options.save_on_signal), False
+        self._turn = threading.RLock()
 
     # --- saving ---
 
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
         step = whole_step(step)
-        self._interval.note(step)
+        self._interval.note(step, saving=self._was_saving)
+        self._was_saving = self.is_saving
         self._loaders.note(objects.values())
         self._surface()
+        if goodbye := self._goodbye(step):
+            return self._save_and_leave(goodbye, step, objects)
         if self._is_due(step):
-            return self.save(step, **objects)
-        if self.options.every and (self._rounds is None or self._rounds.fresh):
-            self._prepare(objects)
+            return self._save(step, objects, Marks())
+        if self.options.every and (self._session is None or self._session.rounds.fresh):
+            session = self._start()
+            self._planning.prepare(session.rounds, objects, before=session.saver.collect_once)
         return False
 
-    def save(self, step: int, /, **objects: Any) -> bool:
-        """Begin a save now. False when one is still being written and `when_busy` is "skip"."""
-        started, step = time.monotonic(), whole_step(step)
-        saver, rounds = self._start()
+    def save(
+        self,
+        step: int,
+        /,
+        *,
+        final: bool = False,
+        metric: float | None = None,
+        pin: str = "",
+        **objects: Any,
+    ) -> bool:
+        """Begin a save now. False when one is still being written and `when_busy` is "skip". One that is
+        `final`, at the end of a run, is never skipped, and durable when this returns. `metric` is what
+        `keep_best` goes by; with a `pin`, a word of yours, it is kept for good."""
+        marks = Marks(reason="final" if final else "", metric=as_metric(metric), pin=pin)
+        saved = self._save(whole_step(step), objects, marks)
+        if final:
+            self.wait()
+        return saved
+
+    @property
+    def should_leave(self) -> bool:
+        """Whether the loop should end now: a signal of `save_on_signal` came to some rank, and what the last
+        `step` was given is saved. The same on all ranks, after the same step."""
+        return self._leaves
+
+    def catch_signals(self) -> None:
+        """Take the signals of `save_on_signal` again, where a framework has put its own handlers in front."""
+        self._notice.take()
+
+    def _save(self, step: int, objects: Objects, marks: Marks) -> bool:
+        with alone(self._turn):
+            return self._save_alone(step, objects, marks)
+
+    def _save_alone(self, step: int, objects: Objects, marks: Marks) -> bool:
+        started = time.monotonic()
+        session = self._start()
+        saver, rounds = session.saver, session.rounds
         self._settle()
-        if self.options.when_busy == "wait":
+        if self.options.when_busy == "wait" or marks.reason:
             self._finish_pending()
             self._surface()  # before the ranks meet: one that failed may not come any more
-        flat, broken = _flattened(objects)
-        changed = self._plan is None or not self._plan.fits(flat)
+        flat, broken = self._planning.flattened(objects)
+        plan = self._planning.fitting(flat)
         saver.collect_once()
-        verdict = rounds.meet(changed=changed, busy=self.is_saving)
+        verdict = rounds.meet(
+            standing_of_save(step, [*objects], self.options),
+            changed=plan is None or not plan.checked,
+            busy=self.is_saving,
+            loose=loose_digest(flat, plan),
+        )
         if not verdict.go:
-            self._report = replace(self._report, skipped=self._report.skipped + 1)
+            self._outcomes.skipped()
             return False
         self._finish_pending()
         try:
             if broken:
                 rounds.refuse(broken)  # the others may be waiting for what this rank holds
                 raise broken
-            if verdict.replan or self._plan is None:
-                self._plan = agreed_plan(rounds, objects, flat)
-            save = self._snapshot_of(flat, self._plan, number=rounds.number, step=step, asked_at=started)
-            self._begin(saver, save)
+            plan = self._planning.agreed(rounds, objects, flat, replan=verdict.replan)
+            save = self._planning.save_of(flat, plan, number=rounds.number, step=step, asked_at=started)
+            self._begin(saver, replace(save, marks=marks))
         except BaseException as error:
-            self._plan = None
+            self._planning.forget()
             saver.give_up(rounds.number, error)
             raise
         self._note_stall(started, step)
@@ -132,18 +177,17 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the last save and its drain, and give everything back; safe twice."""
-        if self._is_forked:
+        if self._session and self._session.is_forked:
             return
         self._settle()
         self._finish_pending()
-        if self._saver and self._board:
-            self._leave.detach()
-            self._saver.close()
-            self._collect_drain_failure()
-            self._board.close()
-        self._saver = self._board = self._rounds = None
-        self._allocated()
-        self._arena.close()
+        self._notice.close()
+        if self._session:
+            self._finalizer.detach()
+            self._session.close()
+            self._outcomes.collect(self._session.saver)
+        self._session = None
+        self._copies.close()
         self._surface()
 
     def __enter__(self) -> Checkpointer:
@@ -159,13 +203,14 @@ class Checkpointer:
                 raise
 
     def report(self) -> CheckpointReport:
-        drained = len(self._saver.drain.drained) if self._saver and self._saver.drain else 0
-        settle_s = self._snapshot.settle_s if self._snapshot else 0.0
+        report, copies = self._outcomes.reported(self._saver), self._copies
+        stall_s = report.stall_s + copies.settle_s
         return replace(
-            self._report,
-            drained=max(drained, self._report.drained),
-            host_bytes=self._arena.bytes,
-            stall_s=self._report.stall_s + settle_s,
+            report,
+            host_bytes=copies.host_bytes,
+            stall_s=stall_s,
+            check_s=self._planning.check_s + copies.check_s,
+            lost_s=max(self._interval.lost_s, stall_s),
         )
 
     def advice(self, *, mtbf_s: float = 0.0) -> Advice:
@@ -174,21 +219,52 @@ class Checkpointer:
         if not report.saves:
             raise UsageError("no save has been measured yet", hint="ask after the first save, or use every=")
         mtbf = mtbf_s or self.options.mtbf_s or mtbf_of(self._world.size)
-        return advise(stall_s=report.stall_s, write_s=report.durable_s, mtbf_s=mtbf)
+        return advise(stall_s=report.stall_s, lost_s=report.lost_s, write_s=report.durable_s, mtbf_s=mtbf)
 
     # --- restoring ---
 
-    def restore(self, *, name: str = "", strict: bool = True, **objects: Any) -> Restored:
-        """Bring objects back to the newest good checkpoint, or to `name`. With none: a fresh start.
+    def restore(
+        self,
+        *,
+        name: str = "",
+        source: str | Path = "",
+        strict: bool = True,
+        rename: Rename | None = None,
+        mismatched: Literal["raise", "skip", "grow"] = "raise",
+        dtypes: Literal["exact", "warn", "cast"] = "warn",
+        **objects: Any,
+    ) -> Restored:
+        """Bring objects back to the newest good checkpoint, or to `name`. With none: a fresh start, from
+        `source` if there is one: a checkpoint of others (DCP, Hugging Face, torch.save, safetensors,
+        Lightning, Megatron) or of another run. Objects that are not in there stay as they are.
 
-        Plain values that were saved and are not among the objects come back in `extras`."""
+        Plain values that were saved and are not among the objects come back in `extras`; what was and was not
+        restored stands in `report`, the same on every rank. For a model that has changed since: `rename`
+        gives names of the checkpoint their names here (a function, or a mapping of names or beginnings of
+        names; None leaves one out), `mismatched` and `dtypes` say what may become of other shapes and dtypes,
+        `strict=False` leaves alone what is missing on either side."""
+        policy = Loading(strict=strict, rename=rename, mismatched=mismatched, dtypes=dtypes)
+        with alone(self._turn):
+            return self._restore(policy, objects, name=name, source=source)
+
+    def _restore(self, policy: Loading, objects: Objects, *, name: str, source: str | Path) -> Restored:
         self._settle()
         self._finish_pending()
-        saver, rounds = self._start()
-        restored = restore_newest(self._tiers, rounds, objects, name=name, strict=strict)
-        _warn_of_skipped(restored.skipped if self._world.rank == 0 else ())
+        session = self._start()
+        saver, rounds = session.saver, session.rounds
+        rounds.agree(
+            Standing(doing="restore", objects=sorted(objects), options=policy.told() | {"name": name})
+        )
+        restored = restore_newest(self._tiers, rounds, saver.reads, objects, name=name, policy=policy)
+        if restored.fresh:
+            rounds.told(lambda: "" if source else refuse_a_foreign_folder(self._tiers))
+            if source:
+                restored = restore_source(source, rounds, objects, policy=policy)
+        warn_of_skipped(restored.skipped if self._world.rank == 0 else ())
+        warn_of_rounded(restored.rounded if self._world.rank == 0 and policy.dtypes == "warn" else ())
+        self._say(restored.line(self._tiers.root))
         self._interval.restored(restored.step)
-        saver.note_newest(restored.name)
+        saver.note_restored(restored.name, skipped=restored.skipped)
         return restored
 
     def load(self, *, name: str = "", keys: Sequence[str] = ("",)) -> dict[str, Any]:
@@ -202,189 +278,106 @@ class Checkpointer:
         """The newest checkpoint that is whole; why newer ones are not is said as a warning."""
         skipped: list[str] = []
         found = self._tiers.latest(skipped=skipped)
-        _warn_of_skipped(skipped)
+        warn_of_skipped(skipped)
         return found
 
     # --- inside ---
 
-    def _start(self) -> tuple[Saver, Rounds]:
+    def _start(self) -> Session:
         """The board and the threads, when they are first needed: nothing happens in the constructor."""
-        if self._saver is None or self._rounds is None or self._board is None:
-            options = self.options
-            self._board = (
-                SoloBoard()
-                if self._world.size == 1
-                else TcpBoard(
-                    self._tiers.root, self._world, address=options.board, timeout_s=options.timeout_s
-                )
-            )
-            self._saver = Saver(self._tiers, self._board, options, busy=self._loaders.behind)
-            self._rounds = Rounds(self._board, self._world, timeout_s=options.timeout_s)
-            self._pid = os.getpid()
-            self._leave = weakref.finalize(self, _leave, self._saver, self._board, self._pid)
-        return self._saver, self._rounds
+        if self._session is None:
+            self._session = Session(self._tiers, self.options, self._notice, busy=self._loaders.behind)
+            self._finalizer = weakref.finalize(self, self._session.finish_quietly)
+        return self._session
 
     @property
-    def _is_forked(self) -> bool:
-        """Whether a save that is under way is that of this process's parent."""
-        return self._saver is not None and os.getpid() != self._pid
+    def _saver(self) -> Saver | None:
+        return self._session.saver if self._session else None
 
     def _check_process(self) -> None:
-        if self._is_forked:
+        if self._session and self._session.is_forked:
             raise UsageError(
                 "this Checkpointer was made before the process was forked; its saves stay with the parent",
                 hint="save in the parent, or start processes with spawn",
             )
 
-    def _prepare(self, objects: Objects) -> None:
-        """Plan at the first step, and allocate while the loop goes on: touching and pinning gigabytes takes
-        seconds, which the first save need not wait for."""
-        saver, rounds = self._start()
-        flat, _ = _flattened(objects)
-        rounds.fresh = False
-        plan = self._plan = agreed_plan(rounds, objects, flat)
-        pinned = any(tensor.is_cuda for tensor in plan.tensors(flat))
-
-        def allocate() -> None:
-            saver.collect_once()
-            with suppress(StokerError, OSError):  # the save will meet it too, and say so
-                self._arena.ensure(self._room(plan), pinned=pinned)
-
-        self._allocating = threading.Thread(target=allocate, name="stoker-arena")
-        self._allocating.start()
-
-    def _room(self, plan: Plan) -> int:
-        """Host memory for a snapshot: all of it, or as much as is allowed, in whole chunks."""
-        chunk, limit = self.options.chunk_bytes, self.options.max_host_bytes
-        everything = -(-plan.bytes // chunk) * chunk
-        return min(everything, max(limit // chunk, 2) * chunk) if limit else everything
-
-    def _allocated(self) -> None:
-        if self._allocating is not None:
-            self._allocating.join()
-            self._allocating = None
-
-    def _snapshot_of(self, flat: Flat, plan: Plan, *, number: int, step: int, asked_at: float) -> Save:
-        tensors = plan.tensors(flat)
-        self._allocated()
-        self._arena.ensure(self._room(plan), pinned=any(tensor.is_cuda for tensor in tensors))
-        head_start = 0.0 if self.options.overlap else _HEAD_START
-        self._snapshot = Snapshot(
-            self._arena, plan, tensors, chunk_bytes=self.options.chunk_bytes, head_start=head_start
-        )
-        return Save(
-            number=number,
-            step=step,
-            asked_at=asked_at,
-            snapshot=self._snapshot,
-            pieces=plan.pieces,
-            pieces_text=plan.pieces_text,
-            values=_encoded(flat.values),
-            own=_encoded(random_state()),
-        )
-
     def _begin(self, saver: Saver, save: Save) -> None:
-        """Copy, and write what is copied; what goes wrong fails the save, and the next step says so."""
-        assert self._snapshot is not None
+        """Copy, and write what is copied; `on_save` is told how that ended."""
         saver.submit(save)
-        try:
-            self._snapshot.copy_behind() if self.options.overlap else self._snapshot.copy()
-        except BaseException as error:
-            self._snapshot.abort(error)  # or what writes would wait for the rest for ever
-            if not isinstance(error, Exception):
-                raise
+        if self.options.on_save and saver.pending:
+            saver.pending.add_done_callback(telling(self.options.on_save, save.step))
+        self._copies.take()
 
     def _settle(self) -> None:
-        if self._snapshot is not None:
-            self._snapshot.settle()
-            self._report = replace(self._report, stall_s=self._report.stall_s + self._snapshot.settle_s)
-            self._snapshot = None
+        self._outcomes.settled(self._copies.settle())
 
     def _finish_pending(self) -> None:
         self._check_process()
-        if self._saver is None or self._saver.pending is None:
+        saver = self._saver
+        if saver is None or saver.pending is None:
             return
-        # who is interrupted here waits again, or it would be forgotten
-        error = self._saver.pending.exception()
-        pending, self._saver.pending = self._saver.pending, None
-        if error is not None:
-            self._failures.append(failed(NOT_SAVED, error))
-            self._report = replace(self._report, failed=self._report.failed + 1)
-            return
-        done = pending.result()
-        self._report = replace(
-            self._report,
-            saves=self._report.saves + 1,
-            last=done.name,
-            durable_s=done.durable_s,
-            bytes=done.bytes,
-        )
-        if done.warning:
-            warnings.warn(done.warning, RuntimeWarning, stacklevel=3)
+        saver.pending.exception()  # who is interrupted here waits again, or it would be forgotten
+        pending, saver.pending = saver.pending, None
+        self._outcomes.ended(pending)
 
     def _surface(self) -> None:
-        """Raise what failed in the background, with its cause."""
+        """Raise what failed in the background, with its cause, or warn of it."""
         if not self.is_saving:
             self._finish_pending()
-        self._collect_drain_failure()
-        if not self._failures:
-            return
-        error, self._failures = self._failures[-1], []
-        if self.options.on_failure == "raise":
-            raise error
-        warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+        if self._saver:
+            self._outcomes.collect(self._saver)
+        self._outcomes.troubles.surface()
 
-    def _collect_drain_failure(self) -> None:
-        drain = self._saver.drain if self._saver else None
-        failure = drain.take_failure() if drain else None
-        if failure is not None:
-            self._failures.append(failed(NOT_DRAINED, failure))
-        if drain:
-            self._report = replace(self._report, drained=len(drain.drained))
+    # --- leaving ---
+
+    def _goodbye(self, step: int) -> Goodbye | None:
+        if self._leaves or not self.options.save_on_signal:
+            return None
+        return self._start().leaving.after(step)
+
+    def _save_and_leave(self, goodbye: Goodbye, step: int, objects: Objects) -> bool:
+        """Save with the others what there is, in the time that is left."""
+        self._leaves = True
+        if not goodbye.agreed:
+            warnings.warn(unsaved(goodbye), RuntimeWarning, stacklevel=3)
+            return False
+        left = goodbye.left_s(self.options.grace_s)
+        rounds = self._start().rounds
+        rounds.timeout_s = min(self.options.timeout_s, left())
+        try:
+            saved = self._save(step, objects, Marks(reason=goodbye.reason))
+        finally:
+            rounds.timeout_s = self.options.timeout_s
+        self._settle()
+        if self._saver and self._saver.pending and not is_done(self._saver.pending, within_s=left()):
+            warnings.warn(unfinished(goodbye, step, self.options.grace_s), RuntimeWarning, stacklevel=3)
+            return saved
+        self.wait()
+        self._say(
+            f"{goodbye.reason}: step {step} is saved as {self._outcomes.report.last}, the loop may leave"
+        )
+        return saved
+
+    def _say(self, line: str) -> None:
+        if self._world.rank == 0:
+            self.options.say(line)
+
+    # --- how often ---
 
     def _is_due(self, step: int) -> bool:
         return self._interval.is_due(step, steps=self._steps_to_the_next)
 
     def _steps_to_the_next(self) -> int:
         """As rank 0 reckons."""
-        _, rounds = self._start()
+        rounds = self._start().rounds
         if not self.is_saving:
             self._finish_pending()
-        advice = self.advice() if self._report.saves else None
+        advice = self.advice() if self._outcomes.report.saves else None
         return int(rounds.told(lambda: str(self._interval.advised_steps(advice))))
 
     def _note_stall(self, started: float, step: int) -> None:
         ended = time.monotonic()
         emit("checkpoint", start=started, end=ended, step=step)
-        self._report = replace(self._report, stall_s=ended - started)
-
-
-def _leave(saver: Saver, board: Board, pid: int) -> None:
-    """For a loop that ends without `close`: the last save and its drain are finished all the same, and the
-    log is told of a failure, since no step is left that could raise it. Not in a forked child, which has
-    neither the threads nor a connection of its own."""
-    if os.getpid() != pid:
-        return
-    saver.close()
-    drained, saved = saver.drain and saver.drain.take_failure(), saver.pending and saver.pending.exception()
-    for what, cause in ((NOT_DRAINED, drained), (NOT_SAVED, saved)):
-        if cause:
-            warnings.warn(str(failed(what, cause)), RuntimeWarning, stacklevel=2)
-    board.close()
-
-
-def _warn_of_skipped(skipped: Sequence[str]) -> None:
-    for one in skipped:
-        warnings.warn(f"a checkpoint was skipped: {one}", RuntimeWarning, stacklevel=3)
-
-
-def _encoded(values: dict[Any, Any]) -> tuple[tuple[Any, Any], ...]:
-    return tuple((path, encode(value, name=".".join(map(str, path)))) for path, value in values.items())
-
-
-def _flattened(objects: Objects) -> tuple[Flat, StokerError | None]:
-    """What is to be saved; or why it cannot be, to be raised once the other ranks can be told."""
-    try:
-        return flatten(objects), None
-    except StokerError as error:
-        return Flat(), error
+        self._outcomes.stalled(ended - started)
+        self._interval.saved()
+        self._was_saving = True

@@ -1,4 +1,4 @@
-"""stoker's files behind the interfaces of torch.distributed.checkpoint.
+"""torch.distributed.checkpoint (DCP): our files behind its StorageWriter, StorageReader and stager.
 
     dcp.save(state, storage_writer=Writer(ROOT, step=500))
     dcp.async_save(state, storage_writer=Writer(ROOT, step=500), async_stager=Stager())
@@ -32,9 +32,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from stoker.errors import BadCheckpointError
-from stoker.saved.commit import Saving, begin, commit, discard, join, make_manifest, put_part
-from stoker.saved.layout import (
+from stoker.checkpoint.saved.commit import Saving, begin, commit, discard, join, make_manifest, put_part
+from stoker.checkpoint.saved.layout import (
     CHUNK_BYTES,
     Box,
     Part,
@@ -44,16 +43,17 @@ from stoker.saved.layout import (
     place,
     sequence_of,
 )
-from stoker.saved.reader import Checkpoint
-from stoker.saved.retention import collect
-from stoker.saved.tiers import Tiers, local_names
-from stoker.saved.values import decode, encode
-from stoker.saved.writer import write_part
-from stoker.snapshot.arena import Arena
-from stoker.snapshot.copy import Snapshot
-from stoker.snapshot.plan import Plan, Write, box_of, dtype_name, local
-from stoker.snapshot.state import DTensor
-from stoker.snapshot.tensors import Reading, Saved, find_piece, tensor_metadata
+from stoker.checkpoint.saved.reader import Checkpoint
+from stoker.checkpoint.saved.retention import collect
+from stoker.checkpoint.saved.tiers import Tiers, local_names
+from stoker.checkpoint.saved.values import decode, encode
+from stoker.checkpoint.saved.writer import write_part
+from stoker.checkpoint.snapshot.arena import Arena
+from stoker.checkpoint.snapshot.copy import Snapshot
+from stoker.checkpoint.snapshot.plan import Plan, Write, box_of, dtype_name, local
+from stoker.checkpoint.snapshot.state import DTensor
+from stoker.checkpoint.snapshot.tensors import Reading, Saved, find_piece, tensor_metadata
+from stoker.errors import BadCheckpointError
 from stoker.storage import open_store
 
 
@@ -131,7 +131,7 @@ class Writer(StorageWriter):
         pieces, size = place(boxes)
         self._arena.ensure(size, pinned=any(tensor.is_cuda for tensor in tensors))
         writes = tuple(Write(piece=piece, path=piece.box.path) for piece in pieces)
-        ours = Plan(signature=(), writes=writes, pieces=pieces, bytes=size, hasty_bytes=size)
+        ours = Plan(signature={}, writes=writes, pieces=pieces, bytes=size, hasty_bytes=size)
         snapshot = Snapshot(self._arena, ours, tensors, chunk_bytes=CHUNK_BYTES)
         snapshot.copy()
         chunks = write_part(
@@ -231,7 +231,7 @@ class Stager:
         pieces, size = place(boxes)
         self._arena.ensure(size, pinned=any(tensor.is_cuda for tensor in found))
         writes = tuple(Write(piece=piece, path=piece.box.path) for piece in pieces)
-        plan = Plan(signature=(), writes=writes, pieces=pieces, bytes=size, hasty_bytes=size)
+        plan = Plan(signature={}, writes=writes, pieces=pieces, bytes=size, hasty_bytes=size)
         Snapshot(self._arena, plan, [local(one) for one in found], chunk_bytes=CHUNK_BYTES).copy()
         copies = iter(pieces)
         staged: dict[str, Any] = _copied(state_dict, lambda tensor: self._staged(tensor, next(copies).at))

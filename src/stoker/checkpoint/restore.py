@@ -1,39 +1,35 @@
-"""A checkpoint back into live objects.
+"""Restore: a checkpoint back into live objects.
 
-Every kind of object says which tensors it wants read, and where to; values are handed over only after every
-tensor was read.
+Every kind of object says which tensors it wants read, and where to; the ranks agree whether that matches what
+was saved before a byte is read; values are handed over only after every tensor was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from stoker.checkpoint.agree import Rounds
+from stoker.checkpoint.loading.match import Loading, LoadReport, Match, match_from, merged, report_of
+from stoker.checkpoint.loading.optimizers import want_optimizer
+from stoker.checkpoint.loading.wants import Want, want_module, want_other
+from stoker.checkpoint.saved.layout import path_name
+from stoker.checkpoint.saved.reader import Checkpoint
+from stoker.checkpoint.saved.tiers import FAR, Tiers
+from stoker.checkpoint.saved.values import decode
+from stoker.checkpoint.saved.writer import Pace
+from stoker.checkpoint.snapshot.state import Objects, check_object, nest, parameter_paths, set_random_state
+from stoker.checkpoint.snapshot.tensors import Saved, new_tensor, read_tensors
+from stoker.checkpoint.turns import Turns
 from stoker.errors import BadCheckpointError, StokerError, UsageError
-from stoker.saved.layout import Box, Path, path_name
-from stoker.saved.reader import Checkpoint
-from stoker.saved.tiers import FAR, Tiers
-from stoker.saved.values import decode
-from stoker.snapshot.state import (
-    DTensor,
-    Objects,
-    ParameterPaths,
-    bare,
-    check_memory,
-    flatten,
-    names_as_saved,
-    nest,
-    numbered_state,
-    optimizer_keys,
-    parameter_paths,
-    plain_name,
-    set_random_state,
-)
-from stoker.snapshot.tensors import Saved, new_tensor, read_tensors, torch_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,31 +40,49 @@ class Restored:
     name: str = ""
     extras: dict[str, Any] = field(default_factory=dict)  # Any: the plain values that were saved
     skipped: tuple[str, ...] = ()  # newer checkpoints that could not be used, and why
+    report: LoadReport = field(default_factory=LoadReport)  # what was and was not restored, by name
+    rounded: tuple[str, ...] = ()  # of those that were cast, which lost precision
+    where: str = ""  # its folder or URL; of a foreign one its path
+    saved_at: float = 0.0  # seconds since 1970, where that is known
+    absent: tuple[str, ...] = ()  # objects that a foreign one holds nothing of: they are as they were
 
     @property
     def fresh(self) -> bool:
         return not self.name
 
+    def line(self, root: Any) -> str:
+        """What a log should know of it."""
+        if self.fresh:
+            return f"no checkpoint in {root}: a fresh start"
+        age = f", saved {say_age(time.time() - self.saved_at)} ago" if self.saved_at else ""
+        absent = f"; not in it, and as they were: {', '.join(self.absent)}" if self.absent else ""
+        skipped = f"; skipped {'; '.join(self.skipped)}" if self.skipped else ""
+        return f"restored step {self.step} from {self.where}{age}{absent}{skipped}"
 
-def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str, strict: bool) -> Restored:
+
+def say_age(seconds: float) -> str:
+    for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {word}"
+    return f"{max(0.0, seconds):.0f} seconds"
+
+
+def restore_newest(
+    tiers: Tiers, rounds: Rounds, reads: Turns, objects: Objects, *, name: str, policy: Loading
+) -> Restored:
     """Bring objects back to the newest checkpoint that all ranks can read, or to the one of this name; a
     fresh start when there is none at all."""
     skipped: list[str] = []
     candidates, tried = _Candidates(tiers, name, skipped), False
-    while chosen := rounds.told(candidates.next):
-        saved: Saved | None = None
-        error: StokerError | None = None
-        try:
-            saved = Saved(candidates.opened(chosen), rank=rounds.world.rank)
-            extras = restore_objects(saved, objects, strict=strict)
-        except StokerError as bad:
-            error = bad
-        failure = rounds.all_well(error)
-        if not failure and saved is not None:
-            set_random_state(saved.own)
-            extras.update(saved.extras(objects))
-            found = saved.checkpoint
-            return Restored(step=found.step, name=found.name, extras=extras, skipped=tuple(skipped))
+    while told := rounds.told(candidates.next):
+        chosen, attempt = json.loads(told)["name"], Attempt(rounds, objects, policy)
+        failure = attempt.match(partial(candidates.opened, told, reads.pace)) or attempt.read(reads)
+        if not failure:
+            set_random_state(attempt.saved.own)
+            found = attempt.saved.checkpoint
+            return replace(
+                attempt.restored(skipped), where=found.folder.url, saved_at=found.manifest.saved_at
+            )
         skipped.append(f"{chosen}: {failure}")
         tried = True
     if lost := rounds.told(candidates.lost):
@@ -76,6 +90,82 @@ def restore_newest(tiers: Tiers, rounds: Rounds, objects: Objects, *, name: str,
     if name:
         raise UsageError(f"{tiers.root} has no checkpoint {name}", hint="`stoker checkpoint ls` lists them")
     return Restored()
+
+
+class Attempt:
+    """One checkpoint, restored by all ranks or by none: first everybody says what does not match, before a
+    byte is read; then all read. `there` says which of the objects a checkpoint is asked for: all of them."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        objects: Objects,
+        policy: Loading,
+        *,
+        there: Callable[[Saved, Objects], Objects] = lambda saved, objects: objects,
+    ) -> None:
+        self._rounds, self._objects, self._policy, self._there = rounds, objects, policy, there
+        self._match, self._wanted = Match(), list[Want]()
+        self._given, self._extras = dict[str, Any](), dict[str, Any]()
+        self.saved: Saved
+        self.asked: Objects = objects
+        self.fault: StokerError | None = None  # of this rank
+
+    def match(self, opened: Callable[[], Checkpoint]) -> str:
+        """Why it cannot be used, if so; raises where objects are not those that were saved."""
+        world = self._rounds.world
+
+        def look() -> None:
+            rename = self._policy.name_of if self._policy.rename else None
+            self.saved = Saved(opened(), rank=world.rank, size=world.size, rename=rename)
+            self.asked = self._there(self.saved, self._objects)
+            self._wanted = wants_of(self.saved, self.asked, policy=self._policy, said=self._match)
+            self._extras = self.saved.extras(self._objects)
+
+        if failure := self._all_well(look):
+            return failure
+        self._match = match_from(self._rounds.pool(self._match.to_json(), merged))
+        self._match.check(self._policy, self.saved.checkpoint.name)
+        return ""
+
+    def read(self, reads: Turns | None = None) -> str:
+        def work() -> None:
+            with reads.offered() if reads else nullcontext() as turn:
+                if turn:
+                    self.saved.checkpoint.turn = turn
+                self._given = give(self.saved, self._wanted)
+
+        return self._all_well(work)
+
+    def restored(self, skipped: Sequence[str]) -> Restored:
+        found = self.saved.checkpoint
+        return Restored(
+            step=found.step,
+            name=found.name,
+            extras=self._given | self._extras,
+            skipped=tuple(skipped),
+            report=report_of(self._match),
+            rounded=tuple(self._match.rounded),
+        )
+
+    def _all_well(self, work: Callable[[], None]) -> str:
+        """Empty, or what went wrong on some rank."""
+        try:
+            with _normal_mode():
+                work()
+        except StokerError as error:
+            self.fault = error
+        return self._rounds.all_well(self.fault)
+
+
+@contextmanager
+def _normal_mode() -> Iterator[None]:
+    """What inference mode makes can never be trained: an optimizer's state is made here."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _none_usable(tiers: Tiers, lost: str, *, tried: bool) -> BadCheckpointError:
@@ -87,16 +177,16 @@ def _none_usable(tiers: Tiers, lost: str, *, tried: bool) -> BadCheckpointError:
 
 
 class _Candidates:
-    """The copies that are whole, the best first. Only rank 0 looks for them; the others open what it says."""
+    """The copies that are whole, the best first. Only rank 0 looks for them and reads what describes them;
+    it tells the others, or a restore would take as many requests as ranks times ranks."""
 
     def __init__(self, tiers: Tiers, name: str, skipped: list[str]) -> None:
         self._tiers, self._name, self._skipped = tiers, name, skipped
         self._left: list[str] | None = None
         self._some = False
-        self._last: tuple[str, Checkpoint | None] = ("", None)
 
     def next(self) -> str:
-        """The next one, or nothing."""
+        """The next one with its manifest and descriptions, or nothing."""
         if self._left is None:
             copies = self._tiers.copies(said=self._skipped)
             self._left = [one for one in copies if self._name in ("", one.removesuffix(FAR))]
@@ -104,26 +194,37 @@ class _Candidates:
         while self._left:
             chosen = self._left.pop(0)
             for found in self._tiers.whole([chosen], skipped=self._skipped):
-                self._last = (chosen, found)
-                return chosen
+                return json.dumps({"name": chosen, "texts": found.texts})
         return ""
 
     def lost(self) -> str:
         """Once none is left: why none could be used, or nothing if there never was one."""
         return "; ".join(self._skipped) if self._some else ""
 
-    def opened(self, chosen: str) -> Checkpoint:
-        """What was chosen; rank 0 has read its descriptions already, when it checked it."""
-        name, found = self._last
-        self._last = ("", None)
-        return found if found is not None and name == chosen else self._tiers.checkpoint(chosen)
+    def opened(self, told: str, pace: Pace) -> Checkpoint:
+        plain = json.loads(told)
+        found = self._tiers.checkpoint(plain["name"], told=plain["texts"])
+        found.pace = pace
+        return found
 
 
-def restore_objects(saved: Saved, objects: Objects, *, strict: bool) -> dict[str, Any]:
-    """Bring objects back to what they were; gives the state of those that cannot take it themselves."""
+def wants_of(saved: Saved, objects: Objects, *, policy: Loading, said: Match) -> list[Want]:
+    """What the objects want of a checkpoint; what does not match is noted."""
     paths = parameter_paths(objects)
-    found = (_want(name, thing, saved, paths, strict=strict) for name, thing in objects.items())
-    wanted = [want for want in found if want.tensors or want.values]  # the rest was not saved
+    found = []
+    for name, thing in objects.items():
+        check_object(name, thing)
+        if isinstance(thing, torch.nn.Module):
+            found.append(want_module(name, thing, saved, policy, said))
+        elif isinstance(thing, torch.optim.Optimizer):
+            found.append(want_optimizer(name, thing, saved, paths, policy, said))
+        else:
+            found.append(want_other(name, thing, saved, policy, said))
+    return [want for want in found if want.tensors or want.values]  # the rest was not saved
+
+
+def give(saved: Saved, wanted: Sequence[Want]) -> dict[str, Any]:
+    """Bring objects back to what they were; gives the state of those that cannot take it themselves."""
     read_tensors(saved, {path: tensor for want in wanted for path, tensor in want.tensors.items()})
     given = {}
     for want in wanted:
@@ -150,167 +251,16 @@ def load_state(saved: Saved, *, keys: Sequence[str] = ("",)) -> dict[str, Any]:
     return found
 
 
-# --- what an object wants -----------------------------------------------------------------------------
+def warn_of_skipped(skipped: Sequence[str]) -> None:
+    for one in skipped:
+        warnings.warn(f"a checkpoint was skipped: {one}", RuntimeWarning, stacklevel=3)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Want:
-    """Tensors to read into, values to hand over, and what to do with both in the end."""
-
-    name: str
-    tensors: dict[Path, torch.Tensor]
-    values: dict[Path, Any]
-    apply: Callable[[Any], None] | None
-
-
-def _want(name: str, thing: Any, saved: Saved, paths: ParameterPaths, *, strict: bool) -> _Want:
-    if isinstance(thing, torch.nn.Module):
-        return _want_module(name, thing, saved, strict=strict)
-    if isinstance(thing, torch.optim.Optimizer):
-        return _want_optimizer(name, thing, saved, paths, strict=strict)
-    live = flatten({name: thing}).tensors if hasattr(thing, "state_dict") or isinstance(thing, dict) else {}
-    tensors = {path: _target(saved.box(path_name(path)), live.get(path)) for path in saved.tensor_paths(name)}
-    values = saved.values_under(name)
-    if strict and not tensors and not values:
-        raise _missing([name], saved)
-    apply: Callable[[Any], None] | None = None
-    if hasattr(thing, "load_state_dict"):
-        apply = thing.load_state_dict
-    elif isinstance(thing, dict):
-        apply = thing.update
-    return _Want(name=name, tensors=tensors, values=values, apply=apply)
-
-
-def _want_module(name: str, module: torch.nn.Module, saved: Saved, *, strict: bool) -> _Want:
-    inner = bare(module)
-    original = {plain_name(key): key for key in inner.state_dict()}
-    live = {(name, plain_name(key)): value for key, value in inner.state_dict().items()}
-    tensors = {path: one for path, one in live.items() if isinstance(one, torch.Tensor)}
-    values, there = saved.values_under(name), saved.tensor_paths(name)
-    # a module's extra state may be any dictionary with tensors in it
-    inside = [path for path in there if path not in tensors and path[:2] in live]
-    unknown = [path for path in (*there, *values) if path[1:] and path[:2] not in live]
-    found = {path[:2] for path in (*there, *values)}
-    missing = [path for path in live if path not in found]
-    if strict and (missing or unknown):
-        raise _missing([path_name(path) for path in missing], saved, unknown=unknown)
-    tensors = {path: one for path, one in tensors.items() if path_name(path) in saved.pieces}
-    for path, one in tensors.items():
-        if not one.is_meta:  # that one is said where it is read into, with its cure
-            check_memory(path, one)
-    tensors.update((path, new_tensor(saved.box(path_name(path)))) for path in inside)
-    values = {path: value for path, value in values.items() if path[:2] in live}
-    owned = {
-        one.data_ptr() for one in (*inner.parameters(), *inner.buffers()) if not isinstance(one, DTensor)
-    }
-    direct = all(isinstance(one, DTensor) or one.data_ptr() in owned for one in tensors.values())
-
-    def apply(state: Any) -> None:
-        if values or not direct:  # else the tensors read into are the module's own
-            inner.load_state_dict({original[key]: value for key, value in state.items()}, strict=strict)
-
-    return _Want(name=name, tensors=tensors, values=values, apply=apply)
-
-
-def _target(box: Box, like: torch.Tensor | None) -> torch.Tensor:
-    """Where a saved tensor goes: the live one, or a new one that is placed like it."""
-    return _placed(box, like) if like is None or tuple(like.shape) != box.shape else like
-
-
-def _placed(box: Box, like: torch.Tensor | None) -> torch.Tensor:
-    """A new tensor that is sharded and placed like another, if that has its shape."""
-    if like is None or tuple(like.shape) != box.shape:
-        device = like.device if like is not None and box.shape else torch.device("cpu")
-        return new_tensor(box, device=device)
-    return torch.empty_like(like, dtype=torch_dtype(box.dtype), requires_grad=False)
-
-
-def _missing(names: Sequence[str], saved: Saved, *, unknown: Sequence[Path] = ()) -> UsageError:
-    parts = []
-    if names:
-        parts.append(f"lacks {len(names)} of what is to be restored, {names[0]!r} first")
-    if unknown:
-        parts.append(
-            f"has {len(unknown)} tensors or values that have no place here, {path_name(unknown[0])!r} first"
+def warn_of_rounded(rounded: Sequence[str]) -> None:
+    if rounded:
+        warnings.warn(
+            f"{len(rounded)} tensors lost precision in a restore, {rounded[0]} first; say dtypes='cast' if "
+            "that is meant, 'exact' to refuse it",
+            RuntimeWarning,
+            stacklevel=3,
         )
-    return UsageError(
-        f"{saved.checkpoint.name} {' and '.join(parts)}",
-        hint="give the objects that were saved, under the same names, or strict=False",
-    )
-
-
-# --- optimizers ---------------------------------------------------------------------------------------
-
-
-def _want_optimizer(
-    name: str, optimizer: torch.optim.Optimizer, saved: Saved, paths: ParameterPaths, *, strict: bool
-) -> _Want:
-    values = saved.values_under(name)
-    groups = [value for path, value in values.items() if path[1:2] + path[3:] == ("param_groups", "params")]
-    if not groups and (strict or values):
-        raise _missing([f"{name}.param_groups"], saved)
-    names = names_as_saved(optimizer, paths, [key for group in groups for key in group])
-
-    def apply(state: Any) -> None:
-        numbered = numbered_state(optimizer, state, names)
-        given = numbered["state"]
-        try:
-            optimizer.load_state_dict(numbered)
-        except ValueError as error:
-            raise UsageError(
-                f"{name} does not take what {saved.checkpoint.name} holds: {error}",
-                hint="make the optimizer with the groups it was saved with, or restore without it",
-            ) from error
-        for number, parameter in enumerate(_parameters(optimizer)):
-            if number in given and _has_its_dtype(parameter, saved, paths):
-                _undo_casts(optimizer.state.get(parameter), given[number])
-
-    tensors = _optimizer_tensors(name, optimizer, saved, names)
-    return _Want(name=name, tensors=tensors, values=values, apply=apply)
-
-
-def _optimizer_tensors(
-    name: str, optimizer: torch.optim.Optimizer, saved: Saved, names: Mapping[int, str]
-) -> dict[Path, torch.Tensor]:
-    """Where the tensors go: live ones, new ones like their parameter, or plain ones beside `state`."""
-    keys, parameters = optimizer_keys(optimizer, names), _parameters(optimizer)
-    by_key = {keys[number]: parameter for number, parameter in enumerate(parameters)}
-    found: dict[Path, torch.Tensor] = {}
-    for path in saved.tensor_paths(name):
-        box = saved.box(path_name(path))
-        if path[1] != "state" or len(path) < 4:
-            found[path] = new_tensor(box)
-            continue
-        key = path[2][1] if isinstance(path[2], tuple) else path[2]
-        if key in by_key:
-            live = optimizer.state.get(by_key[key], {}).get(path[3]) if len(path) == 4 else None
-            found[path] = _state_target(box, live, by_key[key])
-    return found
-
-
-def _state_target(box: Box, live: Any, parameter: torch.Tensor) -> torch.Tensor:
-    if not isinstance(live, torch.Tensor):
-        return _placed(box, parameter)
-    return _target(box, live) if live.dtype == torch_dtype(box.dtype) else _placed(box, live)
-
-
-def _has_its_dtype(parameter: torch.Tensor, saved: Saved, paths: ParameterPaths) -> bool:
-    """Whether a parameter still has the dtype that it was saved with, as far as that is known."""
-    name = path_name(paths.get(id(parameter), ()))
-    return name not in saved.pieces or torch_dtype(saved.box(name).dtype) == parameter.dtype
-
-
-def _undo_casts(loaded: Any, given: Any) -> Any:
-    """What was loaded, with tensors as they were saved: `load_state_dict` casts them to the dtype of their
-    parameter, which rounds the float32 copies that some optimizers keep of bfloat16 weights."""
-    if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
-        return given.to(loaded.device) if loaded.dtype != given.dtype else loaded
-    if isinstance(loaded, dict) and isinstance(given, dict):
-        loaded.update({key: _undo_casts(loaded[key], given[key]) for key in loaded.keys() & given.keys()})
-    elif isinstance(loaded, list) and isinstance(given, list) and len(loaded) == len(given):
-        loaded[:] = [_undo_casts(*pair) for pair in zip(loaded, given, strict=True)]
-    return loaded
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]

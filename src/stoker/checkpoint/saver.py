@@ -1,4 +1,4 @@
-"""The background half of a save: write this rank's part, commit with the others, drain.
+"""Background save: write this rank's part, commit with the others, drain.
 
 A thread for each save, which the interpreter waits for when a script just ends; one that drains, which ends
 with `close`. How a save ended is known from its future, on every rank alike: rank 0 tells the others.
@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker.checkpoint.board import Board, checked, error_note
 from stoker.checkpoint.drain import Drain
 from stoker.checkpoint.options import CheckpointOptions
-from stoker.checkpoint.storm import start_delay_s, waits_for
-from stoker.errors import CheckpointError, StokerError
-from stoker.saved.commit import (
+from stoker.checkpoint.proof import prove
+from stoker.checkpoint.saved.commit import (
     Saving,
     begin,
     commit,
     discard,
     join,
+    leads_here,
     make_manifest,
     put_part,
-    sign_unsigned,
+    wait_for_folder,
 )
-from stoker.saved.layout import Part, Piece, parse_manifest, part_from_json, part_name, sequence_of
-from stoker.saved.retention import Ours, collect, retain
-from stoker.saved.tiers import Tiers, local_names
-from stoker.saved.writer import Pace, Source, write_part
+from stoker.checkpoint.saved.layout import (
+    Marks,
+    Part,
+    Piece,
+    parse_manifest,
+    part_from_json,
+    part_name,
+    sequence_of,
+)
+from stoker.checkpoint.saved.retention import Ours
+from stoker.checkpoint.saved.tiers import Tiers, local_names
+from stoker.checkpoint.saved.writer import Source, write_part
+from stoker.checkpoint.shelf import Shelf
+from stoker.checkpoint.storm import reads_after, start_delay_s, waits_for
+from stoker.checkpoint.turns import Turns
+from stoker.errors import BadCheckpointError, CheckpointError, StokerError
 from stoker.spans import span
 from stoker.storage import named_errors, sync_folder
 
@@ -56,6 +68,7 @@ class Save:
     pieces_text: str
     values: tuple[tuple[Any, Any], ...]
     own: tuple[tuple[Any, Any], ...]
+    marks: Marks = field(default_factory=Marks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,19 +99,50 @@ class Saver:
         self._sequence, self._tidies, self._forgotten = 0, False, 0
         self._collecting, self._has_collected = threading.Lock(), False
         self._newest = 0  # sequence of
-        self._pace = Pace(options.limits.write_bytes_per_s)
+        self._shelf = Shelf(tiers.root, options, ours=self._ours)
+        self._troubles: list[tuple[str, StokerError]] = []
+        limits, world = options.limits, options.world
+        self._writes = self._crowd("write", waits_for(world, limits), limits.write_bytes_per_s)
+        self.reads = self._crowd("read", reads_after(world, limits), limits.read_bytes_per_s)
+
+    def _crowd(self, what: str, after: Iterable[int], bytes_per_s: float) -> Turns:
+        return Turns(
+            self._board,
+            rank=self._world.rank,
+            after=after,
+            what=what,
+            timeout_s=self._options.timeout_s,
+            bytes_per_s=bytes_per_s,
+        )
 
     def collect_once(self) -> None:
         """Delete what killed runs left on this node, before anybody here needs the room."""
         with self._collecting:
             if not self._has_collected and self._world.local_rank == 0:
-                with suppress(OSError):
-                    collect(self._tiers.root)
+                with suppress(OSError, StokerError):  # the save will meet it too, and say so
+                    self._shelf.collect()
             self._has_collected = True
 
-    def note_newest(self, name: str) -> None:
-        """The newest checkpoint that is known: those to come are newer."""
+    def note_restored(self, name: str, *, skipped: Sequence[str]) -> None:
+        """All ranks have read this one: those to come are newer, and the copy here is good, unless it was
+        skipped."""
         self._newest = max(self._newest, sequence_of(name) or 0)
+        if name and not any(one.startswith(f"{name}:") for one in skipped):
+            self._shelf.proven.add(name)
+
+    def take_troubles(self) -> list[tuple[str, StokerError]]:
+        """What went wrong beside saves: (what was not "good", "drained" or "tidied", why)."""
+        troubles, self._troubles = self._troubles, []
+        return [*troubles, *(self.drain.take_failures() if self.drain else ())]
+
+    def _noting_trouble(self, tidy: Callable[[], object], *, damage: str = "tidied") -> bool:
+        """Whether it went well; if not, what that was is noted, and `damage` if it is damage."""
+        try:
+            tidy()
+        except StokerError as error:
+            self._troubles.append((damage if isinstance(error, BadCheckpointError) else "tidied", error))
+            return False
+        return True
 
     def submit(self, save: Save) -> None:
         future: Future[Finished] = Future()
@@ -118,12 +162,16 @@ class Saver:
         if self._world.rank == 0:
             for kind in ("begin", "outcome"):
                 self._board.post(f"{kind}/{number}", error_note(error))
+        self._writes.done(number)  # or those after it would wait for its turn to end
 
     def close(self) -> None:
         if self._thread:
             self._thread.join()
         if self.drain:
             self.drain.close()
+            if self._tidies:  # what it was reading when the last save was done
+                self._noting_trouble(lambda: self._shelf.retain(spare=()))
+        self._shelf.sweep()
 
     def _work(self, save: Save, future: Future[Finished], before: threading.Thread | None) -> None:
         if before:
@@ -134,7 +182,10 @@ class Saver:
             future.set_exception(error)
         else:
             future.set_result(done)
-            self._retain()
+            proven = self._noting_trouble(lambda: self._prove(save.number, done.name), damage="good")
+            if proven and self._tidies:
+                spare = {self.drain.holding} if self.drain else ()
+                self._noting_trouble(lambda: self._shelf.retain(spare=spare))
         self._forget_notes(save.number - 1)
 
     def _run(self, save: Save) -> Finished:
@@ -153,7 +204,7 @@ class Saver:
             self.fail(save.number, error)
         try:
             self._end(save, saving, part, leads_here=leads_here)
-        except CheckpointError:
+        except StokerError:
             if mine is not None:  # this rank knows better than what came back from rank 0
                 raise mine from None
             raise
@@ -171,8 +222,8 @@ class Saver:
         with suppress(OSError):
             if not all(map(self._ours.has, local_names(root))):
                 return (
-                    f"another job saves into {root}: each keeps its own newest checkpoints, but a restart "
-                    "takes the newest of all. Give each job a folder of its own"
+                    f"another job saves into {root}, or another Checkpointer of this one: each keeps its own "
+                    "newest checkpoints, but a restart takes the newest of all. Give each a folder of its own"
                 )
         return ""
 
@@ -180,13 +231,19 @@ class Saver:
         """The save's temporary folder, and whether this rank commits it on a node that is not rank 0's."""
         key = f"begin/{save.number}"
         try:
+            if self._world.local_rank == 0:
+                self._shelf.sweep()
+                self._shelf.make_room(spare={self.drain.holding} if self.drain else ())
             if self._world.rank == 0:
                 saving = begin(self._tiers.root, step=save.step, sequence=self._next_sequence(save.step))
                 self._board.post(key, b"+" + saving.to_json())
                 return saving, False
-            note = checked(self._board.read(key, timeout_s=self._options.timeout_s))
+            note = checked(self._board.read(key, timeout_s=self._options.timeout_s, of=0, moving="write"))
             saving = join(self._tiers.root, note)
-            return saving, self._world.local_rank == 0 and sign_unsigned(self._tiers.root, saving)
+            if self._world.local_rank == 0:
+                return saving, leads_here(self._tiers.root, saving)
+            wait_for_folder(self._tiers.root, saving, timeout_s=self._options.timeout_s)
+            return saving, False
         except BaseException as error:
             save.snapshot.abort(error)
             self.give_up(save.number, error)
@@ -211,14 +268,12 @@ class Saver:
         return max([at_least, *(sequence_of(name) or 0 for name in names)])
 
     def _write(self, save: Save, saving: Saving) -> Part:
-        try:
-            self._wait_for_turn(save.number)
+        time.sleep(start_delay_s(self._world, self._options.limits))
+        with self._writes.turn(save.number):
             path = saving.folder(self._tiers.root) / part_name(self._world.rank, "bin")
             chunk_bytes = self._options.chunk_bytes
-            chunks = write_part(path, save.snapshot, chunk_bytes=chunk_bytes, pace=self._pace)
+            chunks = write_part(path, save.snapshot, chunk_bytes=chunk_bytes, pace=self._writes.pace)
             save.snapshot.finish()
-        finally:
-            self._board.post(f"written/{save.number}/{self._world.rank}", b"")
         return Part(
             rank=self._world.rank,
             save=saving.save,
@@ -231,12 +286,6 @@ class Saver:
             own=save.own,
         )
 
-    def _wait_for_turn(self, number: int) -> None:
-        limits = self._options.limits
-        time.sleep(start_delay_s(self._world, limits))
-        for rank in waits_for(self._world, limits):
-            self._board.read(f"written/{number}/{rank}", timeout_s=self._options.timeout_s)
-
     def _end(self, save: Save, saving: Saving, mine: Part | None, *, leads_here: bool) -> None:
         """Commit, or learn that rank 0 did; a save that failed anywhere has failed everywhere."""
         key = f"outcome/{save.number}"
@@ -244,17 +293,20 @@ class Saver:
             if self._world.rank == 0:
                 self._commit(save, saving, mine)
             else:
-                note = checked(self._board.read(key, timeout_s=2 * self._options.timeout_s))
+                timeout_s = 2 * self._options.timeout_s  # rank 0 has to wait for others before it says
+                note = checked(self._board.read(key, timeout_s=timeout_s, of=0, moving="write"))
                 if leads_here:
                     manifest = parse_manifest(note, name=saving.name)
                     texts = self._texts(save.number)
                     commit(self._tiers.root, saving, manifest, texts, rank=self._world.rank)
         except BaseException:
             discard(self._tiers.root, saving, rank=self._world.rank)
+            if self._world.local_rank == 0:
+                self._shelf.failed(saving)
             raise
         self._tidies = self._world.rank == 0 or leads_here
         if self.drain:
-            self.drain.committed(saving.name, leads_here=leads_here)
+            self.drain.committed(saving.name)
 
     def _commit(self, save: Save, saving: Saving, mine: Part | None) -> None:
         key = f"outcome/{save.number}"
@@ -262,7 +314,7 @@ class Saver:
             texts = self._texts(save.number)
             assert mine is not None  # else its description would be missing
             parts = [mine, *map(part_from_json, texts[1:])]
-            manifest = make_manifest(saving, parts, texts)
+            manifest = make_manifest(saving, parts, texts, marks=save.marks)
             with span("checkpoint commit", step=save.step):
                 commit(self._tiers.root, saving, manifest, texts, rank=self._world.rank)
         except BaseException as error:
@@ -272,19 +324,24 @@ class Saver:
 
     def _texts(self, number: int) -> list[bytes]:
         """Every rank's description; which ranks are missing is said with the first failure."""
-        deadline = time.monotonic() + self._options.timeout_s
-        texts, faults = [], []
+        texts, faults, timeout_s = [], [], self._options.timeout_s
         for rank in range(self._world.size):
-            left = max(0.0, deadline - time.monotonic())
+            key = f"part/{number}/{rank}"
             try:
-                texts.append(checked(self._board.read(f"part/{number}/{rank}", timeout_s=left)))
+                texts.append(checked(self._board.read(key, timeout_s=timeout_s, of=rank, moving="write")))
             except StokerError as error:
                 faults.append((rank, error))
+                timeout_s = 0.0 if "in vain" in error.message else timeout_s
         if faults:
             rank, first = faults[0]
             others = f" (and ranks {[one for one, _ in faults[1:]]})" if faults[1:] else ""
             raise CheckpointError(f"rank {rank} brought no part{others}: {first.message}", hint=first.hint)
         return texts
+
+    def _prove(self, number: int, name: str) -> None:
+        if self._shelf.deletes:
+            prove(self._tiers.root, name, number, self._board, self._world, timeout_s=self._options.timeout_s)
+            self._shelf.proven.add(name)
 
     def _forget_notes(self, stop: int) -> None:
         """Nobody reads the notes of saves before this one any more, also of those that were skipped."""
@@ -293,27 +350,10 @@ class Saver:
                 self._board.forget(_notes_of(number, self._world.size))
             self._forgotten = max(self._forgotten, stop)
 
-    def _retain(self) -> None:
-        """Delete checkpoints that newer ones stand in for."""
-        if self._tidies and not self.drain:
-            with suppress(StokerError):  # what cannot go now goes after the next save
-                retain(self._tiers, keep=self._options.keep, among=self._ours.has)
-
-
-NOT_SAVED = "a checkpoint was not saved"
-NOT_DRAINED = "a checkpoint is saved here, and not in the remote tier"
-
-
-def failed(what: str, cause: BaseException) -> CheckpointError:
-    """What a loop is told of a failure in the background."""
-    reason = cause.message if isinstance(cause, StokerError) else f"{type(cause).__name__}: {cause}"
-    hint = cause.hint if isinstance(cause, StokerError) else "see the cause above"
-    error = CheckpointError(f"{what}: {reason}", hint=hint)
-    error.__cause__ = cause
-    return error
-
 
 def _notes_of(number: int, size: int) -> Iterable[str]:
     yield from (f"{kind}/{number}" for kind in ("begin", "outcome", "verdict", "ready", "changed"))
+    yield f"proof/{number}/all"
     for rank in range(size):
-        yield from (f"{kind}/{number}/{rank}" for kind in ("part", "written", "boxes", "dealt"))
+        kinds = ("part", "write/done", "proof", "boxes", "dealt", "standing")
+        yield from (f"{kind}/{number}/{rank}" for kind in kinds)

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
+from functools import partial
+from importlib import import_module
+from itertools import takewhile
 
 import click
 
 from stoker import __version__
-from stoker.errors import StokerError, UsageError
+from stoker.cli.groups import Group, did_you_mean
+from stoker.errors import StokerError, explained
+from stoker.redact import redact_text
 
 
-class _Verbs(click.Group):
+class _Verbs(Group):
     """Imports a verb's module when the verb is used, so that --help stays quick."""
 
-    _HOMES = {  # noqa: RUF012 - read only
-        "prepare": "stoker.cli.prepare",
-        "stage": "stoker.cli.stage",
-        "checkpoint": "stoker.cli.checkpoint",
-        "watch": "stoker.cli.watch",
-        "diagnose": "stoker.cli.diagnose",
-        "report": "stoker.cli.report",
-        "metrics": "stoker.cli.metrics",
-        "doctor": "stoker.cli.doctor",
-        "plan": "stoker.cli.plan",
-        "deploy": "stoker.cli.deploy",
-    }
+    _NAMES = (
+        "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor", "plan",
+        "deploy",
+    )  # fmt: skip
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._HOMES)
+        return list(self._NAMES)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self._HOMES:
+        if name not in self._NAMES:
             return None
-        from importlib import import_module
-
-        command: click.Command = import_module(self._HOMES[name]).command
+        command: click.Command = import_module(f"stoker.cli.{name}").command
         return command
 
 
@@ -49,6 +45,9 @@ def stoker() -> None:
     The verbs follow the data: prepare raw text into shards, stage them next to the GPU, look after
     checkpoints. Loading and saving are Python: `stoker.feed`, `stoker.Checkpointer`. Then: watch any
     training job and diagnose why its GPU waits; check a machine, size a job, write its manifests.
+
+    Exit codes: 0 fine; 1 a problem was found, or the work failed; 2 wrong usage, or an input that is not
+    there or cannot be read. With --json a failure is {"error": {"message", "hint", "exit_code"}} on stdout.
     """
 
 
@@ -59,10 +58,12 @@ def main(arguments: list[str] | None = None) -> None:
     if os.getpid() == 1:
         # the kernel ends no first process of a container by a signal: a pod would stay for its whole grace
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    sys.exit(_run(arguments))
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
-def _run(arguments: list[str] | None) -> int:
+def run(arguments: list[str]) -> int:
+    """Run the command; its exit code. What failed is said on stderr, and with --json on stdout too."""
+    fail = partial(_fail, as_json="--json" in takewhile(lambda one: one != "--", arguments))
     try:
         code = stoker.main(arguments, prog_name="stoker", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -73,23 +74,41 @@ def _run(arguments: list[str] | None) -> int:
         return error.exit_code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        return _fail(
-            error.format_message(), f"see {context.command_path} --help" if context else "", error.exit_code
-        )
-    except UsageError as error:
-        return _fail(error.message, error.hint, 2)
+        return fail(_said(error), f"see {context.command_path} --help" if context else "", error.exit_code)
     except StokerError as error:
-        return _fail(error.message, error.hint, 1)
+        return fail(error.message, error.hint, error.exit_code)
+    except ImportError as error:
+        told = explained(error)
+        if not isinstance(told, StokerError):
+            raise
+        return fail(told.message, told.hint, told.exit_code)
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        return _fail(f"{where}{error.strerror or error}", "", 1)
+        return fail(f"{where}{error.strerror or error}", "", 1)
     except (KeyboardInterrupt, click.Abort):
         hint = "run the same command again: prepare and stage go on where they stopped"
-        return _fail("interrupted", hint, 130)
+        return fail("interrupted", hint, 130)
 
 
-def _fail(message: str, hint: str, code: int) -> int:
+def _said(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption) and error.ctx:
+        known = [name for one in error.ctx.command.get_params(error.ctx) for name in one.opts]
+        return f"there is no option {error.option_name}{did_you_mean(error.option_name, known)}"
+    return error.format_message()
+
+
+def _fail(message: str, hint: str, code: int, *, as_json: bool) -> int:
+    message, hint = redact_text(message), redact_text(hint)  # of a mistake in the command, say
     click.echo(f"error: {message}", err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
+    if as_json:
+        _print_json({"error": {"message": message, "hint": hint, "exit_code": code}})
     return code
+
+
+def _print_json(facts: object) -> None:
+    try:
+        click.echo(json.dumps(facts, indent=1))
+    except OSError:  # a full disk, or nobody reads: stderr has it, and Python must not try again as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

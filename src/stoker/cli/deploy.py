@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.groups import Group
 from stoker.cli.values import size
 from stoker.errors import UsageError
 
@@ -70,7 +71,7 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Write the files that run a job.
 
@@ -88,6 +89,11 @@ def command() -> None:
 @click.option("--namespace", default="default", show_default=True, help="Kubernetes namespace.")
 @click.option("--claim", default="shared", show_default=True, help="Claim of the volume all nodes share.")
 @click.option("--storage-class", default="local-nvme", show_default=True, help="Of local NVMe volumes.")
+@click.option("--rdma", default="", metavar="RESOURCE=COUNT", help="RDMA devices of a pod, as rdma/hca=8.")
+@click.option(
+    "--network", "networks", multiple=True, metavar="NAME", help="A further network of the pods (Multus)."
+)
+@click.option("--queue", default="", help="Kueue's queue: the job waits until there is room for all of it.")
 def k8s(out: Path, **given: Any) -> None:
     """Kubernetes: plain YAML with a Kustomize base and overlays.
 
@@ -110,8 +116,9 @@ def k8s(out: Path, **given: Any) -> None:
 @_shared
 @click.option("--time", "time_limit", default="1-00:00:00", show_default=True, help="Slurm's time limit.")
 @click.option("--partition", default="", help="Slurm partition.  [default: the cluster's]")
+@click.option("--container", default="", metavar="IMAGE", help="Run nodes in a container (enroot and pyxis).")
 def slurm(out: Path, **given: Any) -> None:
-    """Slurm: an sbatch file for training, with staging on every node and requeue on a warning.
+    """Slurm: an sbatch file that stages, trains and is requeued.
 
     JOB is a plan as JSON, or the YAML of `stoker plan`; COMMAND is what torchrun is to run.
     """

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from stoker.formats.sizes import counted
 
 if TYPE_CHECKING:
     from stoker.diagnose.compare import Comparison
@@ -15,16 +18,8 @@ if TYPE_CHECKING:
     from stoker.recording import Recording
 
 _KEYS = (
-    "kind",
-    "cause",
-    "share",
-    "gpu_seconds",
-    "speedup_if_gone",
-    "confidence",
-    "evidence",
-    "remedy",
-    "missing",
-)
+    "kind", "cause", "share", "gpu_seconds", "speedup_if_gone", "confidence", "evidence", "remedy", "missing",
+)  # fmt: skip
 
 
 @click.command()
@@ -33,16 +28,18 @@ _KEYS = (
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.pass_context
 def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) -> None:
-    """Explain a run: is the GPU starving, why, what does it cost, what to change.
+    """Explain a run: why its GPUs wait, the price, what to change.
 
     RUN is a folder written by `stoker watch`, or a flat recording (JSON lines). With a second one: what
     changed from RUN to B.
 
-    Exit code 0: healthy, or B no slower; 1: something was found, or too little was seen.
+    Exit code 0: healthy, or B no slower; 1: something was found, or too little was seen; 2: a file that
+    cannot be read.
     """
     if other is not None:
         ctx.exit(_compare(run, other, as_json=as_json))
     from stoker.diagnose.rules import diagnose
+    from stoker.watch.runs import read_recording
 
     recording = read_recording(run)
     verdict = diagnose(recording)
@@ -53,27 +50,12 @@ def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) ->
     ctx.exit(0 if verdict.healthy else 1)
 
 
-def read_recording(path: Path) -> Recording:
-    """A run folder or a flat recording."""
-    if path.is_dir():
-        from stoker.runs import read
-
-        recording: Recording = read(path)
-        return recording
-    from stoker.diagnose.replay import replay
-
-    return replay(path)
-
-
 def plain(verdict: Verdict) -> dict[str, Any]:
     """The verdict as JSON gives it; a finding without a cause has null there."""
-    findings = [{key: getattr(one, key) or _nothing(key) for key in _KEYS} for one in verdict.findings]
-    abstained = [{"kind": one.kind, "why": one.why, "missing": one.missing} for one in verdict.abstained]
-    return {"findings": findings, "abstained": abstained}
-
-
-def _nothing(key: str) -> Any:
-    return {"cause": None, "evidence": [], "remedy": [], "missing": []}.get(key, 0.0)
+    findings = [
+        {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None} for one in verdict.findings
+    ]
+    return {"findings": findings, "abstained": [asdict(one) for one in verdict.abstained]}
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -97,17 +79,15 @@ def _who(recording: Recording) -> str:
     names = sorted({gpu.name for gpu in recording.gpus if gpu.name})
     cards = f"{len(recording.gpus)} × {', '.join(names)}" if names else "no GPU readings"
     ended = f", {recording.ended}" if recording.ended else ""
-    ranks = "1 rank" if len(recording.ranks) == 1 else f"{len(recording.ranks)} ranks"
-    return f"{steps} steps, {ranks}, {cards}{ended}"
+    return f"{counted(steps, 'step')}, {counted(len(recording.ranks), 'rank')}, {cards}{ended}"
 
 
 # --- two runs -------------------------------------------------------------------------------------
 
 
 def _compare(run: Path, other: Path, *, as_json: bool) -> int:
-    from dataclasses import asdict
-
     from stoker.diagnose.compare import compare
+    from stoker.watch.runs import read_recording
 
     found = compare(read_recording(run), read_recording(other))
     if as_json:

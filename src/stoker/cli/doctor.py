@@ -19,6 +19,7 @@ from stoker.errors import UsageError
 if TYPE_CHECKING:
     from stoker.doctor.check import Result
     from stoker.doctor.need import Need
+    from stoker.machine.snapshot import Snapshot
 
 _EXAMINE_EVERY_S = 30.0
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -40,6 +41,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="FILE",
     help="What the job needs: the JSON of `stoker plan`, or a loader's workers, prefetch and batch_bytes.",
 )
+@click.option(
+    "--try",
+    "active",
+    is_flag=True,
+    help="Try as well: write and read 64 MiB in the folders of --cache and --data, lock memory, copy to each "
+    "card, one all-reduce. Takes seconds.",
+)
 @click.option("--record", type=_FILE, metavar="FILE", help="Write what was read, to be examined elsewhere.")
 @click.option("--fix", is_flag=True, help="Show what can safely be changed here, ask, and change it.")
 @click.option("--dry-run", is_flag=True, help="With --fix: only show.")
@@ -56,6 +64,7 @@ def command(
     data: Path | None,
     cache: Path | None,
     need: Path | None,
+    active: bool,
     record: Path | None,
     fix: bool,
     dry_run: bool,
@@ -63,7 +72,7 @@ def command(
     metrics: str | None,
     as_json: bool,
 ) -> int:
-    """Check a machine: what was read, why it matters for feeding GPUs, the line that mends it.
+    """Check a machine: is it fit to feed GPUs, and what mends it.
 
     \b
     stoker doctor --cache /nvme/stoker --data /lustre/corpus
@@ -78,20 +87,23 @@ def command(
 
     wanted = read_need(need) if need else Need()
     if snapshot is not None:
-        if data or cache or record or fix or metrics:
+        if data or cache or active or record or fix or metrics:
             raise UsageError(
-                f"{snapshot} is a recorded machine: --data, --cache, --record, --fix and --metrics are for "
-                "this one",
+                f"{snapshot} is a recorded machine: --data, --cache, --try, --record, --fix and --metrics "
+                "are for this one",
                 hint="leave them out, or leave the recording out",
             )
         results = _recorded(snapshot, wanted)
     elif metrics:
-        _serve(metrics, lambda: _live(data, cache, None, wanted))
+        if active:
+            raise UsageError("--metrics looks again and again, and --try is no load to leave running")
+        _serve(metrics, lambda: _live(_reader(data, cache), None, wanted))
         return 0
     else:
-        results = _live(data, cache, record, wanted)
+        reader = _tried(data, cache) if active else _reader(data, cache)
+        results = _live(reader, record, wanted)
         if fix and _change(results, dry_run=dry_run, yes=yes):
-            results = _live(data, cache, None, wanted)
+            results = _live(reader, None, wanted)
     _report(results, as_json=as_json)
     return 1 if worst(results) == "fail" else 0
 
@@ -103,12 +115,24 @@ def _recorded(path: Path, need: Need) -> list[Result]:
     return examine(read_snapshot(path), need=need)
 
 
-def _live(data: Path | None, cache: Path | None, record: Path | None, need: Need) -> list[Result]:
-    from stoker.doctor.examine import examine
+def _reader(data: Path | None, cache: Path | None) -> Callable[[], Snapshot]:
     from stoker.machine.read import read_machine
+
+    return lambda: read_machine(data=data, cache=cache)
+
+
+def _tried(data: Path | None, cache: Path | None) -> Callable[[], Snapshot]:
+    from stoker.doctor.trying.run import tried
+
+    read = _reader(data, cache)
+    return lambda: tried(read())
+
+
+def _live(read: Callable[[], Snapshot], record: Path | None, need: Need) -> list[Result]:
+    from stoker.doctor.examine import examine
     from stoker.machine.snapshot import write_snapshot
 
-    machine = read_machine(data=data, cache=cache)
+    machine = read()
     if record is not None:
         write_snapshot(machine, record)
     return examine(machine, need=need)
@@ -117,7 +141,7 @@ def _live(data: Path | None, cache: Path | None, record: Path | None, need: Need
 def _serve(where: str, examine_now: Callable[[], list[Result]]) -> None:
     """Answer until somebody ends us; how the machine is does not change between two scrapes."""
     from stoker.doctor.health import expose
-    from stoker.report.metrics import CONTENT_TYPE
+    from stoker.formats.prometheus import CONTENT_TYPE
     from stoker.report.serve import Address, Answer, Server, token_for
 
     lock, told = threading.Lock(), [(-math.inf, b"")]
@@ -136,11 +160,12 @@ def _serve(where: str, examine_now: Callable[[], list[Result]]) -> None:
 
 def _change(results: list[Result], *, dry_run: bool, yes: bool) -> bool:
     """Show and make the safe changes; whether any was made."""
+    from stoker.doctor.examine import shown
     from stoker.doctor.fix import apply, changes_of
 
     changes = changes_of(results)
     for change in changes:
-        click.echo(f"change: {change.do}\n  undo: {change.undo}", err=True)
+        click.echo(f"change: {shown(change.do)}\n  undo: {shown(change.undo)}", err=True)
     if not changes:
         click.echo("nothing here that can safely be changed", err=True)
     if dry_run or not changes:
@@ -159,6 +184,7 @@ def _report(results: list[Result], *, as_json: bool) -> None:
 
     if as_json:
         plain = {"level": worst(results), "checks": [result.as_plain() for result in results]}
-        click.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+        text = json.dumps(plain, indent=1, ensure_ascii=False)
+        click.echo(text.encode("utf-8", "backslashreplace").decode())  # a path may hold what is no text
     else:
         click.echo("\n".join(as_lines(results)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from stoker.cli.groups import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def command() -> None:
-    """Dashboard and alert rules for the metrics of `stoker watch --metrics`.
+    """Dashboard and alert rules for `stoker watch --metrics`.
 
     \b
     stoker metrics rules > stoker-rules.yml

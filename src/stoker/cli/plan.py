@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.formats.sizes import say_binary, say_size
+
 if TYPE_CHECKING:
     from stoker.plan.arithmetic import Plan
     from stoker.plan.scene import Cluster, Course
@@ -19,17 +21,27 @@ def _flags(function: Callable[..., None]) -> Callable[..., None]:
     from stoker.plan.job import FIELDS
 
     for name, field in reversed(FIELDS.items()):
-        default = (
-            f"  [default: {field.default:g}]" if isinstance(field.default, float) and field.default else ""
-        )
+        kind, help = field.metadata["kind"], field.metadata["help"]
+        default = f"  [default: {as_written(kind, field.default)}]" if field.default else ""
         flag = click.option(
             f"--{name.replace('_', '-')}",
             name,
-            metavar=field.metadata["kind"].upper(),
-            help=f"{field.metadata['help'][0].upper()}{field.metadata['help'][1:]}.{default}",
+            metavar=kind.upper(),
+            help=f"{help[0].upper()}{help[1:]}.{default}",
         )
         function = flag(function)
     return function
+
+
+def as_written(kind: str, value: Any) -> str:  # of any kind a job has
+    """A value as one would write it on the command line."""
+    if kind == "bytes":
+        return say_binary(value).replace(" ", "")
+    if kind == "rate":
+        return f"{say_size(value)}/s".replace(" ", "")
+    if kind == "number" and value >= 1e12:
+        return f"{value / 1e12:g}T"
+    return str(value) if isinstance(value, str) else f"{value:g}"
 
 
 @click.command()
@@ -39,7 +51,7 @@ def _flags(function: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
     metavar="PATH",
-    help="A run of `stoker watch`, or a benchmark's result: replaces what the job guesses.",
+    help="A recorded run, or a benchmark's result: replaces what the job guesses.",
 )
 @click.option("--simulate", is_flag=True, help="Play the first epochs through, under several policies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, for doctor and deploy.")
@@ -53,7 +65,7 @@ def command(
     html: Path | None,
     **given: Any,
 ) -> None:
-    """Size a JOB: bandwidth, memory, cache, checkpoints, and what starvation costs.
+    """Size a JOB: bandwidth, memory, cache, checkpoints, waiting.
 
     \b
     stoker plan job.yaml --simulate

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.values import size
+from stoker.cli.groups import DefaultToRun
+from stoker.cli.values import choice, existing, json_option, size
 from stoker.errors import BadShardError, UsageError
+from stoker.formats.sizes import counted
+from stoker.machine.allowed import usable_cores
 from stoker.storage import is_local, local_path
-from stoker.world import World, usable_cores
+from stoker.world import World
 
 if TYPE_CHECKING:
     from stoker.cli.progress import Progress
-    from stoker.launch.local import LocalPool
-    from stoker.launch.pods import Pods
-    from stoker.launch.slurm import SlurmArray
     from stoker.manifest import Manifest
     from stoker.prepare.finish import Prepared
+    from stoker.prepare.launch.local import LocalPool
+    from stoker.prepare.launch.pods import Pods
+    from stoker.prepare.launch.slurm import SlurmArray
     from stoker.prepare.plan import Options
     from stoker.prepare.run import Launcher, Submitted
 
 
-class _DefaultToRun(click.Group):
-    """`stoker prepare data/` means `stoker prepare run data/`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_DefaultToRun, invoke_without_command=False)
+@click.group(cls=DefaultToRun)
 def command() -> None:
     """Turn raw text into large, shuffled, tokenised shards.
 
@@ -50,7 +44,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("sources", nargs=-1, required=True)
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, metavar="URL", help="Folder or object-store prefix for the dataset.")
 @click.option(
     "--tokenizer",
@@ -61,17 +55,15 @@ def command() -> None:
 @click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
-@click.option(
+@choice(
     "--format",
-    "format_",
-    type=click.Choice(["megatron", "webdataset"]),
-    default="megatron",
-    show_default=True,
+    among=["megatron", "webdataset"],
     help="Megatron .bin/.idx pairs, or WebDataset tars.",
 )
 @click.option("--zstd", is_flag=True, help="Compress shards block by block (seekable zstd).")
 @click.option(
     "--shard-size",
+    "shard_bytes",
     type=size,
     metavar="SIZE",
     default="512MiB",
@@ -94,7 +86,6 @@ def command() -> None:
 @click.option("--quality", is_flag=True, help="Drop what breaks the Gopher quality rules.")
 @click.option(
     "--filter",
-    "filter_",
     default="",
     metavar="MODULE:FUNCTION",
     help="Your function of a text: keep it (bool), or keep this instead (str).",
@@ -106,41 +97,32 @@ def command() -> None:
     help="End-of-document token, or none.  [default: the tokenizer's own]",
 )
 @click.option("--bos", default="", metavar="TOKEN", help="Token before each document.  [default: none]")
-@click.option(
+@choice(
     "--engine",
-    type=click.Choice(["auto", "gigatoken", "fastokens", "huggingface", "tiktoken"]),
-    default="auto",
-    show_default=True,
+    among=["auto", "gigatoken", "fastokens", "huggingface", "tiktoken"],
     help="What runs the tokenizer; auto is the fastest that is exact.",
 )
-@click.option(
+@choice(
     "--on-mismatch",
-    type=click.Choice(["stop", "fallback"]),
-    default="stop",
-    show_default=True,
+    among=["stop", "fallback"],
     help="When a fast engine differs from the reference: stop, or start again with the reference.",
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(["stop", "skip"]),
-    default="stop",
-    show_default=True,
-    help="When a record cannot be read: stop, or skip and count it.",
+@choice(
+    "--on-error", among=["stop", "skip"], help="When a record cannot be read: stop, or skip and count it."
 )
 @click.option(
     "--max-document-size",
+    "max_document_bytes",
     type=size,
     metavar="SIZE",
     default="32MiB",
     show_default=True,
     help="A longer record counts as unreadable.",
 )
-@click.option(
+@choice(
     "--on",
     "where",
-    type=click.Choice(["local", "slurm", "ray", "pods"]),
-    default="local",
-    show_default=True,
+    among=["local", "slurm", "ray", "pods"],
     help="Where tasks run; pods: each of an Indexed Job runs this command and does its part.",
 )
 @click.option("--workers", default=0, help="Tasks at a time.  [default: local: the cores; else no limit]")
@@ -155,11 +137,12 @@ def command() -> None:
     metavar="DIR",
     help="Scratch folder that all tasks see.  [default: inside --out]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def run(sources: tuple[str, ...], **given: Any) -> None:
-    """Prepare SOURCES (files, folders, globs, URLs, hf://NAME) into a dataset.
+    """Prepare SOURCES into a dataset.
 
-    Run the same command again after a failure or a kill: it does only what is missing.
+    A source is a file, a folder, a glob, a URL or hf://NAME. Run the same command again after a failure or
+    a kill: it does only what is missing.
     """
     from stoker.cli.progress import Progress
     from stoker.prepare.finish import Prepared
@@ -183,32 +166,39 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
 
 
 @command.command()
-@click.argument("dataset")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def verify(dataset: str, as_json: bool) -> None:
-    """Re-read a DATASET and check every file, block, index and count against its manifest."""
+@click.argument("dataset", type=existing)
+@json_option
+def verify(dataset: str, as_json: bool) -> int:
+    """Re-read a DATASET and check it against its manifest.
+
+    Every file, block, index and count is checked.
+    """
     from stoker.prepare.check import verify_dataset
 
     faults = verify_dataset(dataset)
     if as_json:
         click.echo(json.dumps({"dataset": dataset, "faults": faults}, indent=1))
-    for fault in () if as_json else faults:
+        return 1 if faults else 0
+    for fault in faults:
         click.echo(fault)
     if faults:
         raise BadShardError(
-            f"{len(faults)} faults in {dataset}",
+            f"{counted(len(faults), 'fault')} in {dataset}",
             hint="restore those files from a copy, or delete them and run its `stoker prepare` again",
         )
-    if not as_json:
-        click.echo(f"{dataset} is whole")
+    click.echo(f"{dataset} is whole")
+    return 0
 
 
 @command.command()
-@click.argument("dataset")
+@click.argument("dataset", type=existing)
 @click.option("--tokenizer", default="", metavar="NAME", help="The tokenizer its tokens came from, if known.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def index(dataset: str, tokenizer: str, as_json: bool) -> None:
-    """Adopt a folder of Megatron or WebDataset shards: index and hash them, write a manifest."""
+    """Adopt a folder of Megatron or WebDataset shards.
+
+    They are indexed and hashed, and the manifest written.
+    """
     from stoker.prepare.check import adopt
 
     manifest = adopt(dataset, tokenizer=tokenizer)
@@ -229,31 +219,21 @@ def merge(folder: Path) -> None:
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     from stoker.prepare.curate import Curation
     from stoker.prepare.plan import Options
-    from stoker.sources.documents import Reading
+    from stoker.prepare.sources.documents import Reading
 
     return Options(
         sources=sources,
-        reading=Reading(
-            field=given["field"], lines=given["lines"], max_document_bytes=given["max_document_size"]
-        ),
-        curation=Curation(
-            min_chars=given["min_chars"],
-            max_chars=given["max_chars"],
-            quality=given["quality"],
-            filter=given["filter_"],
-        ),
-        format=given["format_"],
-        shard_bytes=given["shard_size"],
+        reading=Reading(**_chosen(Reading, given)),
+        curation=Curation(**_chosen(Curation, given)),
         shuffle=not given["no_shuffle"],
         dedup=not given["no_dedup"],
-        **{name: given[name] for name in _SAME_NAME},
+        **_chosen(Options, given),
     )
 
 
-_SAME_NAME = (
-    "out", "tokenizer", "split", "zstd", "seed", "epochs", "near_dedup", "eod", "bos", "engine",
-    "on_error", "on_mismatch",
-)  # fmt: skip
+def _chosen(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a record of this kind: they have the same names."""
+    return {one.name: given[one.name] for one in fields(kind) if one.name in given}
 
 
 def _check_launch_options(given: dict[str, Any]) -> None:
@@ -273,26 +253,19 @@ def _work(given: dict[str, Any]) -> Path | None:
 
 
 def _slurm(given: dict[str, Any], progress: Progress) -> SlurmArray:
-    from stoker.launch.slurm import SlurmArray
+    from stoker.prepare.launch.slurm import SlurmArray
 
     return SlurmArray(entry=ENTRY, options=given["sbatch"], at_once=given["workers"], say=progress.note)
 
 
-@contextmanager
-def _launcher(given: dict[str, Any], progress: Progress) -> Iterator[Launcher]:
+def _launcher(given: dict[str, Any], progress: Progress) -> AbstractContextManager[Launcher]:
     if given["where"] == "slurm":
-        yield _slurm(given, progress)
-    elif given["where"] == "ray":
-        from stoker.launch.ray import RayCluster
+        return nullcontext(_slurm(given, progress))
+    if given["where"] == "ray":
+        from stoker.prepare.launch.ray import RayCluster
 
-        with RayCluster(entry=ENTRY, address=given["ray_address"], at_once=given["workers"]) as cluster:
-            yield cluster
-    elif given["where"] == "pods":
-        with _pods(given) as pods:
-            yield pods
-    else:
-        with _pool(given) as pool:
-            yield pool
+        return RayCluster(entry=ENTRY, address=given["ray_address"], at_once=given["workers"])
+    return _pods(given) if given["where"] == "pods" else _pool(given)
 
 
 def _assist(options: Options, given: dict[str, Any]) -> None:
@@ -306,19 +279,17 @@ def _assist(options: Options, given: dict[str, Any]) -> None:
 
 @contextmanager
 def _pods(given: dict[str, Any]) -> Iterator[Pods]:
-    from stoker.launch.pods import Pods
+    from stoker.prepare.launch.pods import Pods
 
     with _pool(given) as pool:
         yield Pods(pool, World.from_environ())
 
 
-@contextmanager
-def _pool(given: dict[str, Any]) -> Iterator[LocalPool]:
-    from stoker.launch.local import LocalPool
+def _pool(given: dict[str, Any]) -> LocalPool:
+    from stoker.prepare.launch.local import LocalPool
 
     workers = given["workers"] or usable_cores()
-    with LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers")) as pool:
-        yield pool
+    return LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers"))
 
 
 ENTRY = "stoker.prepare.tasks:run_task"
@@ -338,11 +309,11 @@ def _report(prepared: Prepared, *, as_json: bool) -> None:
     click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
     for word, counts in (("dropped", statistics.dropped), ("skipped", statistics.bad)):
         for reason, count in sorted(counts.items()):
-            click.echo(f"{word}  {count:,} documents: {reason}")
+            click.echo(f"{word}  {counted(count, 'document')}: {reason}")
 
 
 def _report_submitted(submitted: Submitted, *, as_json: bool) -> None:
-    from stoker.launch.slurm import merge_log
+    from stoker.prepare.launch.slurm import merge_log
 
     ids = ",".join(job for jobs in submitted.jobs.values() for job in jobs)
     facts = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from stoker.formats.sizes import counted
 from stoker.prepare.plan import Plan
 
 _LINE_EVERY_S = 5.0
@@ -50,7 +50,8 @@ class Progress:
         self._weights = [sum(map(plan.piece_bytes, split)) for split in plan.splits]
         self._reads = next(iter(plan.stages))
         self.note(
-            f"{len(plan.sources):,} sources, {plan.bytes / 1e6:,.1f} MB, {len(plan.splits):,} tasks, "
+            f"{counted(len(plan.sources), 'source')}, {plan.bytes / 1e6:,.1f} MB, "
+            f"{counted(len(plan.splits), 'task')}, "
             f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}, plan {plan.digest[:16]}"
         )
 
@@ -60,7 +61,7 @@ class Progress:
         if self._bar:
             self._task = self._bar.add_task(_VERBS.get(name, name), total=total, completed=done, rate="")
         elif done:
-            self.note(f"{_VERBS.get(name, name)}: {done} of {total} tasks were done before")
+            self.note(f"{_VERBS.get(name, name)}: {done} of {counted(total, 'task')} done before")
 
     def advance(self, name: str, number: int) -> None:
         self._done += 1
@@ -74,7 +75,8 @@ class Progress:
             self._bar.update(self._task, completed=self._done, rate=rate)
         elif self._done == self._total or time.monotonic() - self._said >= _LINE_EVERY_S:
             self._said = time.monotonic()
-            self.note(f"{_VERBS.get(name, name)}: {self._done} of {self._total} tasks {rate}{self._left()}")
+            done = f"{self._done} of {counted(self._total, 'task')}"
+            self.note(f"{_VERBS.get(name, name)}: {done} {rate}{self._left()}")
 
     def note(self, text: str) -> None:
         if self._bar:  # without markup: names and documents may hold [brackets], which are meant as they are
@@ -93,8 +95,6 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()

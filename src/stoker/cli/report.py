@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from stoker.cli.showing import PAGE_PORT
+from stoker.cli.values import port_option, price_option
 
 
 @click.command()
@@ -14,16 +15,8 @@ from stoker.cli.showing import PAGE_PORT
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write.  [default: RUN.html]"
 )
-@click.option(
-    "--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
-)
-@click.option(
-    "--page",
-    metavar="[PORT]",
-    is_flag=False,
-    flag_value=PAGE_PORT,
-    help=f"Serve it until Ctrl-C instead, renewed while the run lasts.  [default port: {PAGE_PORT}]",
-)
+@price_option
+@port_option("--page", usual=PAGE_PORT, help="Serve it until Ctrl-C instead, renewed while the run lasts.")
 def command(run: Path, out: Path | None, price: float | None, page: str | None) -> None:
     """Show RUN as one HTML page that opens offline.
 

@@ -36,7 +36,7 @@ def shown(folder: Path, showing: Showing) -> Iterator[None]:
     from stoker.report.live import EVERY_S, Live
     from stoker.report.panel import panel_for
     from stoker.report.serve import Address
-    from stoker.runs.files import node_name
+    from stoker.watch.runs.files import node_name
 
     page, metrics = (Address.parse(text) if text else None for text in (showing.page, showing.metrics))
     somebody_looks = page or metrics or sys.stderr.isatty()
@@ -121,9 +121,9 @@ def look(run: Path, showing: Showing) -> Summary:
 
 
 def _judged(run: Path, showing: Showing) -> tuple[Summary, Verdict]:
-    from stoker.cli.diagnose import read_recording
     from stoker.diagnose.rules import diagnose
     from stoker.report.summary import summarise
+    from stoker.watch.runs import read_recording
 
     recording = read_recording(run)
     found = diagnose(recording)

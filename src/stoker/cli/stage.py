@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.values import size
+from stoker.cli.groups import DefaultToRun
+from stoker.cli.values import existing, json_option, size
 from stoker.errors import UsageError
+from stoker.formats.sizes import counted
 
 if TYPE_CHECKING:
     from stoker.stage.near import Near
-    from stoker.stage.plan import Unit
     from stoker.stage.run import Staged
-
-
-class _DefaultToRun(click.Group):
-    """`stoker stage s3://bucket/corpus` means `stoker stage run s3://bucket/corpus`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
 
 
 _CACHE = click.option(
@@ -36,7 +29,7 @@ _CACHE = click.option(
 )
 
 
-@click.group(cls=_DefaultToRun, invoke_without_command=False)
+@click.group(cls=DefaultToRun)
 def command() -> None:
     """Bring datasets, models and files next to the GPU.
 
@@ -50,7 +43,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", type=existing)
 @_CACHE
 @click.option(
     "--budget",
@@ -68,6 +61,11 @@ def command() -> None:
 @click.option(
     "--limit-rate", type=size, metavar="SIZE", default="0", help="Bytes per second.  [default: no limit]"
 )
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="The folder is a group's (chmod 3770), whose members need not trust each other.",
+)
 @click.option("--hub-cache", is_flag=True, help="Lay hub repositories out as the Hugging Face cache does.")
 @click.option(
     "--preload",
@@ -79,13 +77,14 @@ def command() -> None:
     is_flag=True,
     help="Also read what lies here already; fetch again what has changed on the disk.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def run(urls: tuple[str, ...], **given: Any) -> None:
-    """Bring what each URL names: s3://, gs://, az://, http(s)://, hf://, or a path on NFS or Lustre.
+    """Bring what each URL names to this node.
 
-    A prefix with a manifest is a dataset, one without is a folder. Any number of processes and containers
-    may run this at once with the same folder: every file comes once. Run the same command again after
-    a failure or a kill: it fetches only what is missing.
+    URLs are s3://, gs://, az://, http(s)://, hf://, or a path on NFS or Lustre. A prefix with a manifest is
+    a dataset, one without is a folder. Any number of processes and containers may run this at once with the
+    same folder: every file comes once. Run the same command again after a failure or a kill: it fetches
+    only what is missing.
     """
     from stoker.cli.staging import StageProgress
     from stoker.stage.cache import Cache
@@ -99,6 +98,7 @@ def run(urls: tuple[str, ...], **given: Any) -> None:
             given["cache"],
             budget=given["budget"],
             limit_rate=given["limit_rate"],
+            shared=given["shared"],
             hub_cache=given["hub_cache"],
             preload=given["preload"] or "",
             keep_in_memory=True,
@@ -106,7 +106,7 @@ def run(urls: tuple[str, ...], **given: Any) -> None:
         ) as cache,
     ):
         for url in urls:
-            doubt = cache.shelf.damaged if given["verify"] else _believe
+            doubt = cache.shelf.damaged if given["verify"] else None
             staged.append(stage(url, cache, choose=choose, doubt=doubt, watcher=progress))
     _report(staged, as_json=given["as_json"])
 
@@ -115,8 +115,8 @@ def run(urls: tuple[str, ...], **given: Any) -> None:
 @_CACHE
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def ls(cache: Path | None, as_json: bool) -> None:
-    """List what lies in a cache folder: how much, when it was last used, and who reads it now."""
-    from stoker.stage.holdings import held_folders
+    """List a cache folder: how much, when last used, read by whom."""
+    from stoker.stage.disk.holdings import held_folders
 
     found = held_folders(cache)
     if as_json:
@@ -125,17 +125,16 @@ def ls(cache: Path | None, as_json: bool) -> None:
     for folder in found:
         ago = _ago(time.time() - folder.used_at)
         readers = f", read by {', '.join(folder.holders)}" if folder.holders else ""
-        click.echo(
-            f"{folder.path}  {folder.bytes:,} bytes in {folder.files:,} files, used {ago} ago{readers}"
-        )
+        held = f"{counted(folder.bytes, 'byte')} in {counted(folder.files, 'file')}"
+        click.echo(f"{folder.path}  {held}, used {ago} ago{readers}")
 
 
 def _share(text: str) -> Callable[[Near], Iterable[str]] | None:
     if not text:
         return None
     from stoker.load.needs import share_of
+    from stoker.load.reading.dataset import brought, read_books
     from stoker.manifest import BLOCKS_NAME, NAME
-    from stoker.reading.dataset import brought, read_books
     from stoker.stage.run import parse_share
 
     node, nodes = parse_share(text)
@@ -152,30 +151,15 @@ def _share(text: str) -> Callable[[Near], Iterable[str]] | None:
     return choose
 
 
-def _believe(unit: Unit) -> Sequence[str]:
-    return ()
-
-
 def _report(staged: list[Staged], *, as_json: bool) -> None:
-    facts = [
-        {
-            "url": one.url,
-            "path": str(one.path),
-            "files": one.files,
-            "bytes": one.bytes,
-            "fetched_bytes": one.fetched_bytes,
-            "seconds": round(one.seconds, 3),
-            "damaged": list(one.damaged),
-        }
-        for one in staged
-    ]
+    facts = [{**asdict(one), "path": str(one.path), "seconds": round(one.seconds, 3)} for one in staged]
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
     for one in facts:
         for name, value in one.items():
             label = name.removesuffix("_bytes")
-            if isinstance(value, list):
+            if isinstance(value, tuple):
                 if value:
                     click.echo(f"{label:8} {len(value):,}, fetched again")
             else:

@@ -6,11 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from stoker.formats.sizes import say_size
+from stoker.formats.sizes import counted, say_size
 from stoker.stage.plan import Unit
+from stoker.stage.run import Watcher
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 5.0
 
 
-class StageProgress:
+class StageProgress(Watcher):
     """A watcher of `stage`; called from several threads."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StageProgress:
             self._began = self._said = time.monotonic()
             if self._bars:
                 self._total = self._bars.add_task(url, total=self._bytes, state="")
-            self._print(f"{url}: {self._files:,} files, {say_size(self._bytes)}")
+            self._print(f"{url}: {counted(self._files, 'file')}, {say_size(self._bytes)}")
 
     def began(self, unit: Unit) -> None:
         if self._bars:
@@ -68,6 +68,10 @@ class StageProgress:
             for name in names:
                 self._print(f"{name}: damaged on the disk, fetched again")
 
+    def troubled(self, text: str) -> None:
+        with self._lock:
+            self._print(text)
+
     def done(self, unit: Unit) -> None:
         with self._lock:
             self._done += 1
@@ -83,9 +87,7 @@ class StageProgress:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars:
             self._bars.stop()
 
@@ -96,7 +98,7 @@ class StageProgress:
         left = f", {(self._bytes - here) / rate:.0f} s left" if rate and here < self._bytes else ""
         fetched = f", {say_size(rate)}/s" if self._landed else ", all of it was here"
         self._print(
-            f"{self._done:,} of {self._units:,} units, "
+            f"{self._done:,} of {counted(self._units, 'unit')}, "
             f"{say_size(here)} of {say_size(self._bytes)}{fetched}{left}"
         )
 

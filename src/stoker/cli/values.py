@@ -1,11 +1,33 @@
-"""Option values with units."""
+"""Options that several verbs share, and their values: sizes with units, paths that must exist."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
 from stoker.errors import UsageError
 from stoker.formats.sizes import parse_size
+from stoker.storage import is_local, local_path
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+price_option = click.option(
+    "--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
+)
+
+
+def choice(*names: str, among: Sequence[str], help: str) -> Callable[[Command], Command]:
+    """One of a few words, the first of them unless another is given."""
+    return click.option(*names, type=click.Choice(among), default=among[0], show_default=True, help=help)
+
+
+def port_option(name: str, *, usual: str, help: str) -> Callable[[Command], Command]:
+    """Alone it means the usual port; with a value that port, or ADDRESS:PORT."""
+    said = f"{help}  [default port: {usual}]"
+    return click.option(name, metavar="[PORT]", is_flag=False, flag_value=usual, help=said)
 
 
 def size(text: str) -> int:
@@ -14,3 +36,10 @@ def size(text: str) -> int:
         return parse_size(text)
     except UsageError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}") from error
+
+
+def existing(text: str) -> str:
+    """A URL, or a path at which there is something."""
+    if is_local(text) and not local_path(text).exists():
+        raise click.BadParameter(f"{text} does not exist")
+    return text

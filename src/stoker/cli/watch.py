@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, afterwards, shown, verdict, with_stderr
+from stoker.cli.values import port_option, price_option
 from stoker.errors import UsageError
+from stoker.formats.sizes import counted
 
 if TYPE_CHECKING:
-    from stoker.observe.sizes import BatchFlag
-    from stoker.observe.watch import Options
+    from stoker.watch.command import Options
+    from stoker.watch.sizes import BatchFlag
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -48,23 +50,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds of steps at each batch size; then the command is sent SIGTERM.",
 )
-@click.option(
-    "--page",
-    metavar="[PORT]",
-    is_flag=False,
-    flag_value=PAGE_PORT,
-    help=f"Serve the live page: to this machine, or on ADDRESS:PORT by token.  [default port: {PAGE_PORT}]",
+@port_option(
+    "--page", usual=PAGE_PORT, help="Serve the live page: to this machine, or on ADDRESS:PORT by token."
 )
-@click.option(
-    "--metrics",
-    metavar="[PORT]",
-    is_flag=False,
-    flag_value=METRICS_PORT,
-    help=f"Serve metrics for Prometheus in the same way.  [default port: {METRICS_PORT}]",
-)
-@click.option(
-    "--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
-)
+@port_option("--metrics", usual=METRICS_PORT, help="Serve metrics for Prometheus in the same way.")
+@price_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
@@ -81,12 +71,15 @@ def command(
     price: float | None,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND and record what its GPUs wait for: `stoker watch -- torchrun train.py`.
+    """Run COMMAND and record what its GPUs wait for.
+
+    \b
+    stoker watch -- torchrun train.py
 
     Nothing in the program changes: same output, same exit code, signals are passed on.
     """
-    from stoker.observe.sizes import find_flag
-    from stoker.observe.watch import Options, name_of, watch
+    from stoker.watch.command import Options, name_of, watch
+    from stoker.watch.sizes import find_flag
 
     with_stderr()
 
@@ -106,7 +99,7 @@ def command(
         context.exit(_what_if_batch(flag, options, showing, window_s=window))
     with shown(folder, showing):
         if pid is not None:
-            from stoker.observe.outside import watch_pid
+            from stoker.watch.outside import watch_pid
 
             code = watch_pid(pid, options)
         else:
@@ -120,8 +113,8 @@ def command(
 
 def _what_if_batch(flag: BatchFlag, options: Options, showing: Showing, *, window_s: float) -> int:
     """Run every size and say what they show: on stderr, because stdout is the program's."""
-    from stoker.observe.whatif import watch_sizes
     from stoker.report.whatif import whatif_lines, write_whatif
+    from stoker.watch.whatif import watch_sizes
 
     found = watch_sizes(flag, options, window_s=window_s, shown=lambda folder: shown(folder, showing))
     with afterwards():
@@ -134,17 +127,18 @@ def _what_if_batch(flag: BatchFlag, options: Options, showing: Showing, *, windo
 
 def _say_ceiling(folder: Path) -> None:
     """What serving cached batches has measured: on stderr, because stdout is the program's."""
-    from stoker import runs
-    from stoker.runs.ceiling import ceiling
+    from stoker.watch import runs
+    from stoker.watch.runs.ceiling import ceiling
 
-    found = ceiling(runs.read(folder))
+    found = ceiling(runs.read_recording(folder))
     if found is None:
         click.echo("what if: the run was too short for a window of real and one of cached batches", err=True)
         return
     click.echo(
         f"what if: a step takes {1e3 * found.real_step_s:.1f} ms, with cached batches"
         f" {1e3 * found.cached_step_s:.1f} ms: a perfect loader would make it"
-        f" {found.speedup:.2f} times as fast ({found.real_steps} and {found.cached_steps} steps measured)",
+        f" {found.speedup:.2f} times as fast ({found.real_steps} and {counted(found.cached_steps, 'step')}"
+        " measured)",
         err=True,
     )
 
@@ -155,7 +149,8 @@ def _new_folder(name: str) -> Path:
     for number in range(1, 1000):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
-            folder.mkdir(parents=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
         return folder

@@ -1,1 +1,1 @@
-"""Files that run a sized job: Kubernetes objects and Slurm scripts, ready as they are."""
+"""Deployment manifests: Kubernetes objects and Slurm scripts for a sized job, ready as they are."""

@@ -1,13 +1,15 @@
-"""A job to be deployed: a plan, and where its things lie. Whatever does not add up is refused here."""
+"""Deployment: a plan, and where its things lie. Whatever does not add up is refused here."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from stoker.errors import UsageError
+from stoker.formats.sizes import counted
 from stoker.plan.arithmetic import Plan, say_gib, say_time
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # 63 with the index and hash that pods get
@@ -16,7 +18,9 @@ _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _WORD = re.compile(r"[\w.,/+-]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
 _UNLIMITED = ("0", "UNLIMITED", "INFINITE")
-_IMAGE = re.compile(r"[\w.:/@-]+")
+_IMAGE = re.compile(r"[\w.:/@#+-]+")
+_RDMA = re.compile(r"[a-z0-9.-]+/[\w.-]+(=[1-9][0-9]{0,2})?")
+_NETWORK = re.compile(r"([a-z0-9-]+/)?[a-z0-9][a-z0-9.-]*")
 _PATH = re.compile(r"(/[^/\s:$]+)+/?")  # without what shell, kubelet or mount take for something else
 _TAKEN = ("/dev/shm", "/etc/stoker")  # by volumes of a pod's own
 _LAST_S = 30  # of the grace: what is not saved by then is left behind, so that the end is an orderly one
@@ -51,6 +55,10 @@ class Deployment:
     cache        folder on a node's NVMe
     shared       folder that all nodes see: run folders and checkpoints
     gpu          what Kubernetes calls a GPU; empty for training on CPUs
+    rdma         what Kubernetes calls an RDMA device, and how many a node's pod gets: rdma/hca=8
+    networks     further networks of a pod (Multus), by name
+    queue        Kueue's queue; empty for none
+    container    image that Slurm runs the step in (pyxis); empty for none
     grace_s      from the warning that a job must go to its end: a checkpoint must fit
     plain        without `stoker watch` around the training
     doctor       with `stoker doctor` before it, which ends the job on a node that is not fit
@@ -67,6 +75,10 @@ class Deployment:
     claim: str = "shared"
     storage_class: str = "local-nvme"
     gpu: str = "nvidia.com/gpu"
+    rdma: str = ""
+    networks: tuple[str, ...] = ()
+    queue: str = ""
+    container: str = ""
     grace_s: int = 300
     time_limit: str = "1-00:00:00"
     partition: str = ""
@@ -93,6 +105,12 @@ class Deployment:
         return self.plan.job.cores or self.plan.loading.cores
 
     @property
+    def rdma_devices(self) -> dict[str, str]:
+        """Of a pod."""
+        name, _, count = self.rdma.partition("=")
+        return {name: count or "1"} if name else {}
+
+    @property
     def run_folder(self) -> str:
         return f"{self.shared.rstrip('/')}/runs/{self.name}"
 
@@ -100,6 +118,13 @@ class Deployment:
     def saving_s(self) -> int:
         """Of the grace, what ranks have to save and leave."""
         return self.grace_s - _LAST_S
+
+    def plan_text(self) -> str:
+        """What `stoker doctor --for` checks a node against."""
+        return (
+            json.dumps({"job": self.plan.job.as_plain(), "needs": self.plan.needs().as_plain()}, indent=1)
+            + "\n"
+        )
 
     def torchrun(self, *, node: str, master: str, rendezvous: str = str(RENDEZVOUS_PORT)) -> tuple[str, ...]:
         """The command of one node. The node's number is given and not drawn: it must be that of the share
@@ -131,12 +156,23 @@ def _check_names(one: Deployment) -> None:
     for what, word in (("gpu", one.gpu), ("partition", one.partition)):
         if not _WORD.fullmatch(word):
             raise UsageError(f"{what} {word!r} is none", hint="use letters, digits, dots, slashes and dashes")
-    if one.image and not _IMAGE.fullmatch(one.image):
-        raise UsageError(f"image {one.image!r} is none", hint="name one as registry/name:tag")
+    for image in filter(None, (one.image, one.container)):
+        if not _IMAGE.fullmatch(image):
+            raise UsageError(f"image {image!r} is none", hint="name one as registry/name:tag")
     if one.prepare and len(last := f"{one.name}-prepare-{one.prepare.pods - 1}") > 63:
         raise UsageError(
             f"the last pod would be called {last}, and 63 letters are the most", hint="shorten the name"
         )
+
+
+def _check_network(one: Deployment) -> None:
+    if one.rdma and not _RDMA.fullmatch(one.rdma):
+        raise UsageError(f"rdma {one.rdma!r} is none", hint="write a resource and a count: rdma/hca=8")
+    for name in one.networks:
+        if not _NETWORK.fullmatch(name):
+            raise UsageError(f"network {name!r} is none", hint="write NAME, or NAMESPACE/NAME")
+    if one.queue and not _LABEL.fullmatch(one.queue):
+        raise UsageError(f"queue {one.queue!r} is none", hint="use lower-case letters, digits and dashes")
 
 
 def _check_command(one: Deployment) -> None:
@@ -147,8 +183,13 @@ def _check_command(one: Deployment) -> None:
             f"torchrun runs a script and not {one.command[0]}",
             hint="put the script first: … -- train.py --lr 3e-4",
         )
-    if not one.data:
-        raise UsageError("no dataset is named", hint="give --data s3://bucket/corpus")
+    if not one.data or one.data.startswith("-"):
+        raise UsageError(f"no dataset is named by {one.data!r}", hint="give --data s3://bucket/corpus")
+    for word in (*one.command, one.data, *(one.prepare.arguments if one.prepare else ())):
+        if "\0" in word or word != word.encode(errors="replace").decode():
+            raise UsageError(
+                f"{word!r} is no word that a file can hold", hint="leave out NUL and broken UTF-8"
+            )
 
 
 def _check_paths(one: Deployment) -> None:
@@ -157,6 +198,11 @@ def _check_paths(one: Deployment) -> None:
             raise UsageError(
                 f"{what} {path!r} is no absolute path that can be mounted", hint=f"give --{what} /somewhere"
             )
+    if one.container and "," in one.cache + one.shared:
+        raise UsageError(
+            f"{one.cache} and {one.shared} cannot be mounted by pyxis, to which a comma begins the next",
+            hint="give folders without a comma",
+        )
     if PurePosixPath(one.cache).is_relative_to(one.shared):
         raise UsageError(
             f"cache {one.cache} lies in {one.shared}, which all nodes share",
@@ -168,15 +214,15 @@ def _check_cores(one: Deployment) -> None:
     job, needed = one.plan.job, one.plan.loading.cores
     if job.cores and needed > job.cores:
         raise UsageError(
-            f"{needed} cores are needed to feed {job.gpus_per_node} GPUs and a node has {job.cores}",
+            f"feeding a node takes {counted(needed, 'core')} and it has {job.cores}",
             hint="decode before training, or use more nodes with fewer GPUs each",
         )
     if job.nvme and one.plan.caching.share > one.plan.caching.cache:
         short = one.plan.caching.share - one.plan.caching.cache
+        enough = math.ceil(job.nodes * one.plan.caching.share / one.plan.caching.cache)
         raise UsageError(
             f"a node's share of the dataset is {say_gib(short)} larger than its NVMe can hold",
-            hint=f"use {math.ceil(job.nodes * one.plan.caching.share / one.plan.caching.cache)} nodes, "
-            "or nodes with more NVMe",
+            hint=f"use {counted(enough, 'node')}, or nodes with more NVMe",
         )
 
 
@@ -209,7 +255,7 @@ def _check_time(one: Deployment) -> None:
     if _limit_s(found) < 3 * one.grace_s:
         raise UsageError(
             f"of a time limit of {say_time(_limit_s(found))} the last {one.grace_s} s are for leaving",
-            hint=f"give --time at least {math.ceil(3 * one.grace_s / 60)} minutes",
+            hint=f"give --time at least {counted(math.ceil(3 * one.grace_s / 60), 'minute')}",
         )
 
 
@@ -224,6 +270,7 @@ def _limit_s(found: re.Match[str]) -> int:
 
 _CHECKS = (
     _check_names,
+    _check_network,
     _check_command,
     _check_paths,
     _check_cores,

@@ -6,59 +6,74 @@ What is in /dev/shm counts inside the container's memory limit, so the limit is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.deploy.deployment import METRICS_PORT, Deployment
 
 Object = dict[str, Any]  # of JSON values, as the Kubernetes API has them
 
-_INDEX = "$(JOB_COMPLETION_INDEX)"  # set by the Job in every container, resolved by the kubelet
 _PLAN_FOLDER = "/etc/stoker"
-# all pods of one Job write into one run folder; those of the next into another
-_JOB_UID = {
-    "name": "JOB_UID",
-    "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
-}
-_RESTARTS = 10  # of the whole job: when one pod fails, all do, and all begin again at the last checkpoint
+_INDEX = "$(JOB_COMPLETION_INDEX)"  # set by the Job in every container, resolved by the kubelet
+_CONTROLLER = "batch.kubernetes.io/controller-uid"
+DISRUPTED = {"type": "DisruptionTarget", "status": "True"}  # drained, preempted or evicted
+RESTARTS = 10  # of the whole job: when one pod fails, all do, and all begin again at the last checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Where a pod finds its place: its number among the nodes, and the host of the first.
+
+    run      label whose value all pods of one run share, and those of the next do not: their run folder's
+    name     of the container that trains
+    failed   exit code of a failed training, where an operator takes low ones for final
+    """
+
+    master: str
+    index: str = _INDEX
+    run: str = _CONTROLLER
+    name: str = "train"
+    env: tuple[Object, ...] = ()
+    failed: int = 0
 
 
 def training_job(one: Deployment) -> Object:
+    seat = Seat(master=f"{one.name}-0.{one.name}")
     spec = {
         "completionMode": "Indexed",
         "completions": one.nodes,
         "parallelism": one.nodes,
-        "backoffLimit": _RESTARTS * one.nodes,
+        "backoffLimit": RESTARTS * one.nodes,
         # a drained or preempted node is nobody's failure
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-            ]
+        "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [DISRUPTED]}]},
+        "template": {
+            "metadata": pod_metadata(one),
+            "spec": {"subdomain": one.name, "restartPolicy": "Never", **training_pod(one, seat)},
         },
-        "template": {"metadata": _pod_metadata(one), "spec": training_pod(one)},
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(one.name, one), "spec": spec}
+    return made("batch/v1", "Job", metadata(one.name, one), spec)
 
 
-def training_pod(one: Deployment) -> Object:
+def training_pod(one: Deployment, seat: Seat) -> Object:
     """Doctor, then stage, then train; all three see the same limits, or doctor would judge others."""
-    stage = ["stoker", "stage", literal(one.data), "--cache", one.cache, "--share", f"{_INDEX}/{one.nodes}"]
-    doctor = ["stoker", "doctor", "--for", f"{_PLAN_FOLDER}/plan.json", "--cache", one.cache]
+    share = f"{seat.index}/{one.nodes}"
+    stage = ("stoker", "stage", literal(one.data), "--cache", one.cache, "--share", share)
+    doctor = ("stoker", "doctor", "--for", f"{_PLAN_FOLDER}/plan.json", "--cache", one.cache)
+    own = seat.env if one.plain else (*seat.env, label_env("RUN", seat.run), token(one))
     return {
-        "subdomain": one.name,
-        "restartPolicy": "Never",
         "terminationGracePeriodSeconds": one.grace_s,
         "tolerations": [{"key": one.gpu or "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "affinity": _one_pod_a_node(one),
+        # a hostPath is root's, and capabilities are too; overlays/restricted does without both
+        "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "initContainers": [
             *([container("doctor", doctor, one)] if one.doctor else []),
-            container("stage", stage, one),
+            container("stage", stage, one, env=seat.env),
         ],
         "containers": [
             {
-                **container("train", _train(one), one, env=[] if one.plain else [_JOB_UID, token(one)]),
+                **container(seat.name, _train(one, seat), one, env=own),
                 "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
             }
         ],
@@ -71,13 +86,19 @@ def training_pod(one: Deployment) -> Object:
     }
 
 
-def _train(one: Deployment) -> list[str]:
+def label_env(name: str, label: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
+
+
+def _train(one: Deployment, seat: Seat) -> tuple[str, ...]:
+    """Signals go past torchrun, which would give ranks 30 s: see `stoker.deploy.forward`."""
     words = tuple(map(literal, one.command))
-    torchrun = replace(one, command=words).torchrun(node=_INDEX, master=f"{one.name}-0.{one.name}")
-    if one.plain:
-        return list(torchrun)
-    out, metrics = f"{one.run_folder}-$(JOB_UID)", f"0.0.0.0:{METRICS_PORT}"
-    return ["stoker", "watch", "--out", out, "--metrics", metrics, "--", *torchrun]
+    torchrun = replace(one, command=words).torchrun(node=seat.index, master=seat.master)
+    out, metrics = f"{one.run_folder}-$(RUN)", f"0.0.0.0:{METRICS_PORT}"
+    watch = () if one.plain else ("stoker", "watch", "--out", out, "--metrics", metrics, "--")
+    failed = ("--failed", str(seat.failed)) if seat.failed else ()
+    forward = ("python3", "-m", "stoker.deploy.forward", "--patience", str(one.saving_s), *failed, "--")
+    return (*forward, *watch, *torchrun)
 
 
 def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequence[Object] = ()) -> Object:
@@ -93,8 +114,7 @@ def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequen
             *env,
         ],
         "resources": resources(one),
-        # pods have no ulimits: with IPC_LOCK what RDMA registers is not counted against the node's memlock
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "securityContext": _allowed(one),
         "volumeMounts": [
             {"name": "dshm", "mountPath": "/dev/shm"},
             {"name": "cache", "mountPath": one.cache},
@@ -102,6 +122,13 @@ def container(name: str, command: Sequence[str], one: Deployment, *, env: Sequen
             {"name": "plan", "mountPath": _PLAN_FOLDER, "readOnly": True},
         ],
     }
+
+
+def _allowed(one: Deployment) -> Object:
+    """Nothing more, but for RDMA: pods have no ulimits, and with IPC_LOCK what a network card registers is
+    not counted against the node's memlock."""
+    needed = {"capabilities": {"add": ["IPC_LOCK"]}} if one.nodes > 1 or one.rdma else {}
+    return {"allowPrivilegeEscalation": False, **needed}
 
 
 def literal(word: str) -> str:
@@ -120,6 +147,7 @@ def resources(one: Deployment) -> Object:
     amounts = {"cpu": str(one.cores), "memory": quantity(one.plan.memory.limit)}
     if one.gpu:
         amounts[one.gpu] = str(one.ranks)
+    amounts |= one.rdma_devices
     return {"requests": amounts, "limits": dict(amounts)}
 
 
@@ -130,13 +158,12 @@ def service(one: Deployment) -> Object:
         "selector": {"app.kubernetes.io/instance": one.name, "app.kubernetes.io/component": "training"},
         "ports": [{"name": "metrics", "port": METRICS_PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(one.name, one), "spec": spec}
+    return made("v1", "Service", metadata(one.name, one), spec)
 
 
 def plan_map(one: Deployment) -> Object:
     """The plan, against which doctor checks each node."""
-    text = json.dumps({"job": one.plan.job.as_plain(), "needs": one.plan.needs()}, indent=1) + "\n"
-    return config_map(f"{one.name}-plan", {"plan.json": text}, one)
+    return config_map(f"{one.name}-plan", {"plan.json": one.plan_text()}, one)
 
 
 def prepare_job(one: Deployment) -> Object:
@@ -159,7 +186,6 @@ def prepare_job(one: Deployment) -> Object:
         ],
         "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": one.claim}}],
     }
-    name = f"{one.name}-prepare"
     spec = {
         "completionMode": "Indexed",
         "completions": one.prepare.pods,
@@ -167,13 +193,17 @@ def prepare_job(one: Deployment) -> Object:
         "backoffLimit": 3 * one.prepare.pods,
         "template": {"metadata": {"labels": labels(one, "prepare")}, "spec": pod},
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(name, one, "prepare"), "spec": spec}
+    return made("batch/v1", "Job", metadata(f"{one.name}-prepare", one, "prepare"), spec)
 
 
 def config_map(name: str, data: Mapping[str, str], one: Deployment, **extra: str) -> Object:
     meta = metadata(name, one)
     meta["labels"] |= extra
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(data)}
+
+
+def made(version: str, kind: str, meta: Object, spec: Object) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
 
 
 def metadata(name: str, one: Deployment, component: str = "training") -> Object:
@@ -196,10 +226,12 @@ def quantity(count: int) -> str:
     return str(count)
 
 
-def _pod_metadata(one: Deployment) -> Object:
+def pod_metadata(one: Deployment) -> Object:
     scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT)}
-    made: Object = {"labels": labels(one, "training")}
-    return made if one.plain else {**made, "annotations": scrape}
+    networks = {"k8s.v1.cni.cncf.io/networks": ",".join(one.networks)} if one.networks else {}
+    named: Object = {"labels": labels(one, "training")}
+    said = networks if one.plain else {**scrape, **networks}
+    return {**named, "annotations": said} if said else named
 
 
 def _one_pod_a_node(one: Deployment) -> Object:

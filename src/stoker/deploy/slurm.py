@@ -1,4 +1,4 @@
-"""The folder of a Slurm deployment: scripts to submit as they are. Pure.
+"""Slurm: the folder of a deployment, scripts to submit as they are. Pure.
 
     train.sbatch   the training job: prolog.sh on every node, torchrun, and back to the queue on a warning
     prolog.sh      checks a node and brings its share of the data to its NVMe
@@ -14,105 +14,44 @@ one that was cancelled stays away, one that Slurm means to requeue it requeues i
 
 from __future__ import annotations
 
-import json
 import shlex
 
 from stoker.deploy.deployment import Deployment
+from stoker.deploy.write import filled
 
 Files = dict[str, str]  # path inside the folder, text
-
-_TRAIN = """\
-#!/bin/bash
-{directives}
-# Submit from this folder: sbatch train.sbatch
-set -euo pipefail
-here=$SLURM_SUBMIT_DIR
-leaving=0 running='' code=0
-
-requeue() {{
-    case $(scontrol show job "$SLURM_JOB_ID") in
-        *JobState=RUNNING*)
-            echo "$(date +%FT%T) ranks have left with $code; the job goes back to the queue" >&2
-            scontrol requeue "$SLURM_JOB_ID"
-            ;;
-        *) echo "$(date +%FT%T) ranks have left with $code; the job was ended and stays so" >&2 ;;
-    esac
-}}
-
-leave() {{
-    [ "$leaving" = 0 ] || return 0
-    leaving=1
-    echo "$(date +%FT%T) warned: ranks save and leave" >&2
-    [ -z "$running" ] || kill -USR1 "$running" 2>/dev/null || true
-    # ranks that do not leave in time go on from their last checkpoint
-    (sleep {patience} && requeue) >/dev/null 2>&1 &
-    patience=$!
-}}
-trap leave USR1 TERM
-
-step() {{  # in the background: bash hears a warning only while it waits
-    "$@" &
-    running=$!
-    [ "$leaving" = 0 ] || kill -USR1 "$running" 2>/dev/null || true
-    code=0
-    wait "$running" || code=$?
-    while kill -0 "$running" 2>/dev/null; do  # a warning interrupts wait, not the step
-        code=0
-        wait "$running" || code=$?
-    done
-    running=''
-}}
-
-# every node: is it fit, and has it its share of the data
-step srun --kill-on-bad-exit=1 bash "$here/prolog.sh"
-
-if [ "$leaving" = 0 ] && [ "$code" = 0 ]; then
-    master=$(hostname)  # this script runs on the first node
-    port=$((12000 + SLURM_JOB_ID % 20000))  # below those that the kernel gives out
-    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
-    step srun --kill-on-bad-exit=1 bash -c '
-        trap "" USR1  # torchrun would die of it; ranks set their own handlers
-        exec {command}
-    ' training "$master" "$port"
-fi
-
-if [ "$leaving" = 1 ]; then
-    kill "$patience" 2>/dev/null || true  # or it would send the next run away
-    requeue
-    exit 0
-fi
-exit "$code"
-"""
-
-_PROLOG = """\
-#!/bin/bash
-# Once on every node, before training. Doctor ends the job on a node that would starve its GPUs.
-set -euo pipefail
-{doctor}stoker stage {data} --cache {cache} --share "$SLURM_NODEID/$SLURM_NNODES"
-"""
-
-_PREPARE = """\
-#!/bin/sh
-# Submits a job array for each stage and a last job that finishes the dataset; run it again after a failure.
-exec stoker prepare run {arguments} --on slurm --detach \\
-    --workers {pods} --sbatch=--cpus-per-task={cores} --sbatch=--mem={memory}M{partition}
-"""
 
 
 def slurm_files(one: Deployment) -> Files:
     """Every file of the folder."""
-    plan = json.dumps({"job": one.plan.job.as_plain(), "needs": one.plan.needs()}, indent=1) + "\n"
-    files = {"train.sbatch": _train(one), "prolog.sh": _prolog(one), "plan.json": plan}
+    files = {"train.sbatch": _train(one), "prolog.sh": _prolog(one), "plan.json": one.plan_text()}
     if one.prepare:
         files["prepare.sh"] = _prepare(one)
     return files
 
 
 def _train(one: Deployment) -> str:
-    return _TRAIN.format(
+    return filled(
+        "train.sbatch",
         directives="\n".join(f"#SBATCH {option}" for option in _directives(one)),
         patience=one.saving_s,
+        container=_container(one),
         command=_command(one),
+    )
+
+
+def _container(one: Deployment) -> str:
+    """Options of pyxis for srun, where nodes run an image: enroot's has the node's cards, not its folders."""
+    if not one.container:
+        return ""
+    mounts = ",".join(f"{path}:{path}" for path in (one.cache, one.shared))
+    return " ".join(
+        (
+            f"--container-image={shlex.quote(one.container)}",
+            f'--container-mounts="$here:$here",{shlex.quote(mounts)}',
+            '--container-workdir="$here"',
+            "--no-container-mount-home",
+        )
     )
 
 
@@ -155,12 +94,13 @@ def _in_single_quotes(word: str) -> str:
 def _prolog(one: Deployment) -> str:
     cache = shlex.quote(one.cache)
     doctor = f'stoker doctor --for "$SLURM_SUBMIT_DIR/plan.json" --cache {cache}\n'
-    return _PROLOG.format(doctor=doctor if one.doctor else "", data=shlex.quote(one.data), cache=cache)
+    return filled("prolog.sh", doctor=doctor if one.doctor else "", data=shlex.quote(one.data), cache=cache)
 
 
 def _prepare(one: Deployment) -> str:
     assert one.prepare
-    return _PREPARE.format(
+    return filled(
+        "prepare.sh",
         arguments=shlex.join(one.prepare.arguments),
         pods=one.prepare.pods,
         cores=one.prepare.cores,

@@ -1,4 +1,4 @@
-"""What the cards did, as numbers over the run. Unknown is NaN."""
+"""GPU features: what the cards did, as numbers over the run. Unknown is NaN."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.gpus import Peaks, peaks_of
+from stoker.gpus import SLOWDOWNS, Peaks, peaks_of
 from stoker.recording import Floats, GpuRecord, Recording, Samples
-
-# NVML's clock event reasons that mean trouble. Idle (1), application clocks (2), sync boost (16) and the
-# software power cap (4) do not: every card at full load is power-capped.
-SLOWDOWNS = {
-    8: "hardware slowdown",
-    32: "thermal, by software",
-    64: "thermal, by hardware",
-    128: "power brake",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

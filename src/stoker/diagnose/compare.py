@@ -1,4 +1,4 @@
-"""Two runs beside one another: is the second quicker, by how much, how sure, and where did the time move."""
+"""A/B comparison of two runs: is the second quicker, by how much, how sure, and where did the time move."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stoker.diagnose.features import features
 from stoker.diagnose.rules import judge
 from stoker.diagnose.timeline import STATES
 from stoker.errors import BadInputError
+from stoker.formats.sizes import counted
 from stoker.recording import Floats, Recording
 
 DRAWS = 2000  # of the bootstrap: the borders of a 95% interval move by under 1% of its width beyond that
@@ -48,7 +49,8 @@ def compare(a: Recording, b: Recording) -> Comparison:
     for name, run, seen in zip("AB", (a, b), steps, strict=True):
         if len(seen) < FEWEST or not seen.any():
             raise BadInputError(
-                f"{name} ({run.title}) has {len(seen)} steps after its first {WARM_UP}: too few to compare",
+                f"{name} ({run.title}) has {counted(len(seen), 'step')} after its first {WARM_UP}: too few "
+                "to compare",
                 hint="record a longer run; `stoker diagnose RUN` explains one alone",
             )
     kinds = [{one.kind for one in judge(features(run)).findings} - {"healthy"} for run in (a, b)]
@@ -115,4 +117,4 @@ def _moved(a: Recording, b: Recording) -> dict[str, tuple[float, float]]:
 
 def _a_step(run: Recording) -> dict[str, float]:
     seen = features(run)
-    return {name: share * run.wall_s / max(seen.loop.steps, 1) for name, share in seen.loop.share.items()}
+    return {name: share * seen.judged_s / max(seen.loop.steps, 1) for name, share in seen.loop.share.items()}

@@ -1,4 +1,4 @@
-"""A recording as the numbers that rules look at: the loop, the card, the host, the ranks. Unknown is NaN."""
+"""Features: a recording as the numbers that rules look at, of loop, card, host and ranks. Unknown is NaN."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from stoker.diagnose.card import Card, card
 from stoker.diagnose.host import Host, host
 from stoker.diagnose.judged import from_first_step
+from stoker.diagnose.ledger import Ledger, ledger
 from stoker.diagnose.pauses import Pause, find_pauses, is_regular
 from stoker.diagnose.ranks import Together, together
 from stoker.diagnose.timeline import STATES, Timeline, timeline
-from stoker.recording import KINDS, Event, Floats, RankRecord, Recording
+from stoker.recording import KINDS, Event, Floats, RankRecord, Recording, Stacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,20 +24,22 @@ class Loop:
     """What the training loop did. Shares are of the wall time, means over the ranks."""
 
     steps: int
-    median_s: float
     share: dict[str, float]
-    bare: float  # share of the wall time unattributed between the ends of the first and the last step
     unseen: frozenset[str]  # kinds of spans that nobody could have recorded
-    burst: float  # of the loader's wait: how much of it came in a few long waits
-    late: float  # the loader's share of all steps but the first
-    opening: float  # of the loader's wait: how much of it came in the first two steps
-    epochs: float  # of the loader's wait: how much of it came at the first step and again every so many
-    copy_gb_s: float
-    copy_bytes: float  # of one step
-    tokens_s: float
-    tflops: float  # of one card, while it computed
-    pauses: tuple[Pause, ...]
-    regular: bool
+    pauses: tuple[Pause, ...] = ()
+    regular: bool = False
+    median_s: float = math.nan
+    unattributed: float = math.nan  # of the wall time, between the ends of the first and the last step
+    stepping: float = 1.0  # share of the wall time from the end of the first step to that of the last
+    stood: float = 0.0  # the same of stops that no span explains
+    burst: float = math.nan  # of the loader's wait: how much of it came in a few long waits
+    late: float = math.nan  # the loader's share of all steps but the first
+    first_steps_wait: float = math.nan  # of the loader's wait: how much of it came in the first two steps
+    epochs: float = math.nan  # of it: how much came at the first step and again every so many
+    copy_gb_s: float = math.nan
+    copy_bytes: float = math.nan  # of one step
+    tokens_s: float = math.nan
+    tflops: float = math.nan  # of one card, while it computed
 
     @property
     def working(self) -> float:
@@ -53,7 +56,7 @@ class Loop:
 class Features:
     """Everything a rule may look at."""
 
-    wall_s: float  # from the first step on
+    judged_s: float  # wall time from the first usual step on; Recording.wall_s is the whole run's
     began_s: float  # when that was, in the recording's time
     cards: int
     ended: str
@@ -64,6 +67,8 @@ class Features:
     facts: dict[str, Any] = field(default_factory=dict)  # the recording's own
     events: dict[int, tuple[Event, ...]] = field(default_factory=dict)  # by rank
     retries: int = 0  # of the allocator, all ranks together
+    stacks: Stacks = field(default_factory=Stacks)  # of the rank with most steps
+    ledger: Ledger | None = None  # of the cards; None where none was read
 
     def fact(self, *names: str) -> float:
         """A number among the facts under any of its names, also inside the loader's; NaN if absent."""
@@ -78,32 +83,40 @@ class Features:
 
 def features(recording: Recording) -> Features:
     """Boil a recording down; what came before the first step is not looked at."""
-    recording, began_s = from_first_step(recording)
-    lines = tuple(timeline(rank, wall_s=recording.wall_s, ended=recording.ended) for rank in recording.ranks)
-    unseen = frozenset(recording.facts.get("unseen", ()))
-    loop = _loop(recording, lines, unseen)
+    judged, began_s = from_first_step(recording)
+    lines = tuple(timeline(rank, wall_s=judged.wall_s, ended=judged.ended) for rank in judged.ranks)
+    unseen = frozenset(judged.facts.get("unseen", ()))
+    loop = _loop(judged, lines, unseen)
+    stacks = max(judged.ranks, key=lambda rank: len(rank.steps.end)).stacks if judged.ranks else Stacks()
     return Features(
-        wall_s=recording.wall_s,
+        judged_s=judged.wall_s,
         began_s=began_s,
-        cards=max(len(recording.gpus), len(recording.ranks), 1),
-        ended=recording.ended,
+        cards=max(len(judged.gpus), len(judged.ranks), 1),
+        ended=judged.ended,
         loop=loop,
-        card=card(recording, idle=_idle(loop, recording.wall_s), copying=loop.share["copy"]),
-        host=host(recording, lines[0] if lines else None),
-        ranks=together(recording.ranks, lines),
-        facts=recording.facts,
-        events={rank.rank: rank.events for rank in recording.ranks},
-        retries=sum(map(_retries, recording.ranks)),
+        card=card(judged, idle=_idle(loop, judged.wall_s, stacks), copying=loop.share["copy"]),
+        host=host(judged, lines[0] if lines else None),
+        ranks=together(judged.ranks, lines),
+        facts=judged.facts,
+        events={rank.rank: rank.events for rank in judged.ranks},
+        retries=sum(map(_retries, judged.ranks)),
+        stacks=stacks,
+        ledger=ledger(judged, lines),
     )
 
 
-def _idle(loop: Loop, wall_s: float) -> float:
-    """The share of time in which the loop gave the card nothing to do, as far as it was seen."""
+def _idle(loop: Loop, judged_s: float, stacks: Stacks) -> float:
+    """The share of time in which the loop gave the card nothing to do, as far as it was seen: also in code of
+    the program's own that looks at its stack have met."""
     if not loop.steps:
         return 0.0
-    paused = loop.paused / wall_s if wall_s > 0 else 0.0
+    paused = loop.paused / judged_s if judged_s > 0 else 0.0
     known = sum(loop.share[name] for name in ("data", "checkpoint", "startup"))
-    return min(known + max(paused, loop.share["stalled"]), 1.0)
+    unseen = [one for one in stacks.seen if not one.inside]
+    looked = sum(one.seconds for one in unseen)
+    own = sum(one.seconds for one in unseen if one.what not in ("compute", "optimizer"))
+    outside = loop.unattributed * own / looked if looked > 0 else 0.0
+    return min(known + max(paused, loop.share["stalled"]) + outside, 1.0)
 
 
 def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[str]) -> Loop:
@@ -114,22 +127,7 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
     )
     share = _shares(lines, recording.wall_s)
     if rank is None or line is None:
-        nothing = dict.fromkeys(
-            (
-                "median_s",
-                "bare",
-                "burst",
-                "late",
-                "opening",
-                "epochs",
-                "copy_gb_s",
-                "copy_bytes",
-                "tokens_s",
-                "tflops",
-            ),
-            math.nan,
-        )
-        return Loop(steps=0, share=share, unseen=frozenset(KINDS), pauses=(), regular=False, **nothing)
+        return Loop(steps=0, share=share, unseen=frozenset(KINDS))
     waits = line.within("data", rank.steps.start, rank.steps.end)
     each = [find_pauses(recording, *pair) for pair in zip(recording.ranks, lines, strict=True)]
     pauses = max(each, key=lambda some: sum(pause.excess_s for pause in some))
@@ -138,12 +136,14 @@ def _loop(recording: Recording, lines: tuple[Timeline, ...], unseen: frozenset[s
         steps=len(rank.steps.end),
         median_s=_median(rank.steps.end - rank.steps.start),
         share=share,
-        bare=_bare(rank, line, recording.wall_s),
+        unattributed=_between_steps("unattributed", rank, line, recording.wall_s),
+        stepping=_stepping(rank, recording.wall_s),
+        stood=_between_steps("stalled", rank, line, recording.wall_s),
         unseen=unseen,
         burst=_burst(waits),
         late=_late(waits, rank),
-        opening=_opening(waits, rank),
-        epochs=_epochs(waits, rank),
+        first_steps_wait=_first_steps_wait(waits, rank),
+        epochs=max(_epochs(waits, rank), _restarts(rank)),
         copy_gb_s=gb_s,
         copy_bytes=copied,
         tokens_s=_per_second(rank.steps.tokens, recording.wall_s),
@@ -160,10 +160,16 @@ def _shares(lines: tuple[Timeline, ...], wall_s: float) -> dict[str, float]:
     return {name: sum(one[name] for one in spent) / len(spent) / wall_s for name in STATES}
 
 
-def _bare(rank: RankRecord, line: Timeline, wall_s: float) -> float:
+def _between_steps(state: str, rank: RankRecord, line: Timeline, wall_s: float) -> float:
     """The first step does not count: it loads kernels, and its forward is not seen."""
-    seconds = line.within("unattributed", rank.steps.end[:1], rank.steps.end[-1:])
+    seconds = line.within(state, rank.steps.end[:1], rank.steps.end[-1:])
     return float(seconds.sum()) / wall_s if wall_s > 0 else 0.0
+
+
+def _stepping(rank: RankRecord, wall_s: float) -> float:
+    return (
+        float(rank.steps.end[-1] - rank.steps.end[0]) / wall_s if len(rank.steps.end) and wall_s > 0 else 0.0
+    )
 
 
 def _median(values: Floats) -> float:
@@ -197,7 +203,20 @@ def _epochs(waits: Floats, rank: RankRecord) -> float:
     return float(waits[at].sum() / waits.sum())
 
 
-def _opening(waits: Floats, rank: RankRecord) -> float:
+def _restarts(rank: RankRecord) -> float:
+    """Of the loader's wait: how much was for the first batches of workers that had just been started, where
+    that happened again after the first time."""
+    starts = [event.t for event in rank.events if event.what == "workers started"]
+    data = rank.spans.kind == KINDS.index("data")
+    began, took = rank.spans.start[data], (rank.spans.end - rank.spans.start)[data]
+    if len([one for one in starts if one > 0]) < 2 or took.sum() <= 0:
+        return 0.0
+    first = np.searchsorted(began, np.array(starts) - 0.001)
+    which = np.unique(np.concatenate([first, first + 1]))
+    return float(took[which[which < len(took)]].sum() / took.sum())
+
+
+def _first_steps_wait(waits: Floats, rank: RankRecord) -> float:
     """The first steps wait for workers to start; only a recording of the run's beginning shows them."""
     if waits.sum() <= 0:
         return 0.0

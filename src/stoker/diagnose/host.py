@@ -1,4 +1,4 @@
-"""What the host did, over the run and while the loop waited for a batch. Unknown is NaN."""
+"""Host features: what the machine did, over the run and while the loop waited for a batch. Unknown is NaN."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Host:
     steal: float  # cores
     delay: float  # share of time that what makes batches could run and did not get a core
     rank_delay: float  # the same of the trainers' own threads
+    trainer_cpu: float  # cores the trainers' own threads use, mean
     loader_cores: float  # that the loader's workers use and would use if they got them
     workers: float  # how many loader workers were seen
     workers_running: float  # while the loop waits
@@ -56,9 +57,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     samples, busy = one.samples, _busy_cores(one)
     waiting = _waiting(samples, line)
     workers = samples.mean("workers")
-    delay = (
-        _ratio(samples.mean("workers_delay"), workers) if workers >= 0.5 else samples.mean("trainer_delay")
-    )
+    delay = ratio(samples.mean("workers_delay"), workers) if workers >= 0.5 else samples.mean("trainer_delay")
     return Host(
         cpus=one.cpus,
         allowed=min(float(one.cpus), one.quota_cores),
@@ -78,6 +77,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         steal=samples.mean("steal") / 100 * one.cpus,
         delay=delay,
         rank_delay=samples.mean("trainer_delay"),
+        trainer_cpu=samples.mean("trainer_cpu"),
         loader_cores=samples.mean("workers_cpu") + samples.mean("workers_delay"),
         workers=workers,
         workers_running=samples.mean("workers_running"),
@@ -103,8 +103,7 @@ def _while_looping(recording: Recording, one: HostRecord) -> HostRecord:
     kept = (np.concatenate([[0.0], t[:-1]]) >= begin) & (t <= end)
     if kept.sum() < 3:
         return one
-    columns = {name: column[kept] for name, column in one.samples.columns.items()}
-    return replace(one, samples=Samples(t=t[kept], columns=columns))
+    return replace(one, samples=one.samples.kept(kept))
 
 
 def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
@@ -118,7 +117,7 @@ def _read_bytes(samples: Samples) -> float:
     """Of one read: the workers' own, or where those were not counted the disks'."""
     if samples.mean("workers_read_calls") > 1:
         return samples.mean("workers_read") / samples.mean("workers_read_calls")
-    return _ratio(samples.mean("disk_read"), samples.mean("disk_reads"))
+    return ratio(samples.mean("disk_read"), samples.mean("disk_reads"))
 
 
 def _iowait(samples: Samples, waiting: Floats) -> float:
@@ -173,7 +172,7 @@ def _while_waiting(values: Floats, waiting: Floats) -> float:
     return max(mean - (1 - share), 0.0) / share  # in between one core works, or waits for the card, spinning
 
 
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
@@ -181,7 +180,7 @@ def _shm(samples: Samples) -> tuple[float, float, float]:
     """How full shared memory got, how much of that came meanwhile, and when its trend over the last half
     fills it."""
     used, total = samples.columns.get("shm_used"), samples.columns.get("shm_total")
-    if used is None or total is None or not np.nanmax(total) > 0:
+    if used is None or total is None or not np.nanmax(total) >= 1:  # byte
         return math.nan, math.nan, math.inf
     full = used / np.nanmax(total)
     peak, grew = float(np.nanmax(full)), float(np.nanmax(full) - np.nanmin(full))

@@ -1,4 +1,4 @@
-"""The part of a recording that is judged: from the first step on that is like the others.
+"""Warm-up removal: the part of a recording that is judged begins with the first step that is like the others.
 
 Imports, building a model, starting CUDA, loading kernels and compiling are paid once. In a short run they
 would make every other share look small: of a 25 s trial with 14 s of start-up, copies that take a fifth of
@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.diagnose.thresholds import at
-from stoker.recording import KINDS, Floats, RankRecord, Recording, Samples, Steps
+from stoker.recording import KINDS, Floats, RankRecord, Recording, kept
 
 _MOST_WARM_UPS = 5  # steps
 
@@ -23,16 +22,14 @@ def from_first_step(recording: Recording) -> tuple[Recording, float]:
     began_s = min((_begin(rank) for rank in recording.ranks if len(rank.steps.start)), default=0.0)
     if not 0.0 < began_s < recording.wall_s:
         return recording, 0.0
-    return (
-        replace(
-            recording,
-            wall_s=recording.wall_s - began_s,
-            ranks=tuple(_rank(rank, began_s) for rank in recording.ranks),
-            gpus=tuple(replace(gpu, samples=_samples(gpu.samples, began_s)) for gpu in recording.gpus),
-            hosts=tuple(replace(host, samples=_samples(host.samples, began_s)) for host in recording.hosts),
-        ),
-        began_s,
+    judged = replace(
+        recording,
+        wall_s=recording.wall_s - began_s,
+        ranks=tuple(_rank(rank, began_s) for rank in recording.ranks),
+        gpus=tuple(replace(gpu, samples=gpu.samples.since(began_s)) for gpu in recording.gpus),
+        hosts=tuple(replace(host, samples=host.samples.since(began_s)) for host in recording.hosts),
     )
+    return judged, began_s
 
 
 def _begin(rank: RankRecord) -> float:
@@ -56,36 +53,10 @@ def _data_s(rank: RankRecord, number: int) -> float:
 
 
 def _rank(rank: RankRecord, began_s: float) -> RankRecord:
-    spans, steps = rank.spans, _steps(rank.steps, began_s)
-    kept: NDArray[np.bool_] = spans.end > began_s
-    return replace(
+    late = replace(
         rank,
-        spans=replace(
-            spans,
-            kind=spans.kind[kept],
-            start=np.maximum(spans.start[kept] - began_s, 0.0),
-            end=spans.end[kept] - began_s,
-            step=spans.step[kept],
-            bytes=spans.bytes[kept],
-        ),
-        steps=replace(steps, start=steps.start - began_s, end=steps.end - began_s),
-        memory=_samples(rank.memory, began_s),
-        events=tuple(replace(event, t=event.t - began_s) for event in rank.events),
-    )
-
-
-def _steps(steps: Steps, began_s: float) -> Steps:
-    kept: NDArray[np.bool_] = steps.end > began_s
-    return Steps(
-        number=steps.number[kept],
-        start=steps.start[kept],
-        end=steps.end[kept],
-        tokens=steps.tokens[kept],
-        flops=steps.flops[kept],
-    )
-
-
-def _samples(samples: Samples, began_s: float) -> Samples:
-    kept: NDArray[np.bool_] = samples.t >= began_s
-    columns = {name: column[kept] for name, column in samples.columns.items()}
-    return Samples(t=samples.t[kept] - began_s, columns=columns)
+        spans=kept(rank.spans, rank.spans.end > began_s),
+        steps=kept(rank.steps, rank.steps.end > began_s),
+        memory=rank.memory.kept(rank.memory.t >= began_s),
+    ).moved(-began_s)
+    return replace(late, spans=replace(late.spans, start=np.maximum(late.spans.start, 0.0)))

@@ -1,4 +1,4 @@
-"""What the machine runs out of: clocks held down by heat or power, the card's memory, /dev/shm."""
+"""Resource exhaustion: clocks held down by heat or power (throttling), the card's memory, /dev/shm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def throttling(features: Features) -> Finding | Abstention:
 
 def _throttling(features: Features, card: Card, *, share: float, clock: float, confidence: float) -> Finding:
     reason = max(card.slowed, key=lambda name: card.slowed[name], default="")
-    cause = "thermal" if reason.startswith("thermal") else "power_brake" if "power" in reason else ""
+    cause = "thermal" if "thermal" in reason else "power_brake" if "power" in reason else ""
     heat = f", {card.temp_c:.0f} °C" if known(card.temp_c) else ""
     slowed = f"slowed down in {percent(share)} of the busy readings"
     return priced(
@@ -50,7 +50,7 @@ def _throttling(features: Features, card: Card, *, share: float, clock: float, c
 def memory_pressure(features: Features) -> Finding | Abstention:
     """The card is nearly full, and the allocator pays for it in every step."""
     kind, card, loop = "memory_pressure", features.card, features.loop
-    lost = loop.bare if loop.steps else 0.0
+    lost = loop.unattributed if loop.steps else 0.0
     if "out of memory" in features.ended.lower() and "cuda" in features.ended.lower():
         return _memory(features, lost, "an allocation failed and the job ended with it")
     if features.retries and features.retries >= at("retries") * loop.steps:
@@ -98,6 +98,8 @@ def shm_pressure(features: Features) -> Finding | Abstention:
             return _shm(features, 0.7, "a process died of a bus error", ("how full /dev/shm was",))
         return Abstention(kind=kind, why="/dev/shm was not read", missing=("/dev/shm",))
     full = f"/dev/shm is {percent(host.shm_peak)} full"
+    if not crashed and features.fact("num_workers") == 0 and not host.workers >= 0.5:
+        return Abstention(kind=kind, why=f"{full}, but no worker passes batches through it")
     if crashed:
         return _shm(features, 0.98 if host.shm_peak >= 0.5 else 0.8, f"a process died of a bus error; {full}")
     if host.shm_peak >= at("shm_full"):
@@ -107,7 +109,7 @@ def shm_pressure(features: Features) -> Finding | Abstention:
         return _shm(features, 0.85, f"{full}: the next batch of {batch / 2**20:.0f} MiB does not fit")
     if host.shm_grew >= 0.5 and host.workers > 0 and _stands_in_loader(features):
         return _shm(features, 0.75, f"the loader gives no batch, and {full}: as much again does not fit")
-    soon = host.shm_full_in_s <= max(at("shm_soon") * features.wall_s, 300.0)
+    soon = host.shm_full_in_s <= max(at("shm_soon") * features.judged_s, 300.0)
     if soon and host.shm_peak >= 0.2:
         return _shm(features, 0.75, f"{full} and its trend fills it in {host.shm_full_in_s:.0f} s")
     return Abstention(kind=kind, why=f"/dev/shm was at most {percent(host.shm_peak)} full")

@@ -1,4 +1,4 @@
-"""Pauses: steps, or what follows the last, that took far longer than usual for no reason a span tells."""
+"""Stall detection: steps, or what follows the last, far longer than usual for no reason a span tells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.diagnose.timeline import Timeline
+from stoker.diagnose.card import mean_of
+from stoker.diagnose.timeline import Timeline, left_at
 from stoker.recording import Event, Floats, RankRecord, Recording, Samples
 
 # A step is a pause when it takes three usual ones (uneven lengths of text make twice the usual) and at least
@@ -37,7 +38,7 @@ class Pause:
     sm: float
     power: float  # as a share of the limit
     written: float  # bytes, until a second after: kernels write late
-    told: float  # seconds of it that checkpoint spans explain
+    saving_s: float  # seconds of it that checkpoint spans explain
     stacked: bool  # the watcher caught the process standing
     saving: bool  # its stack was seen meanwhile, in code that saves
 
@@ -78,16 +79,16 @@ def is_regular(pauses: tuple[Pause, ...]) -> bool:
 
 def _own(line: Timeline, starts: Floats, ends: Floats) -> Floats:
     """What a step took besides waiting for batches, copies, other ranks and evaluation."""
-    told = sum(line.within(name, starts, ends) for name in ("data", "copy", "collective", "evaluation"))
-    return np.maximum((ends - starts) - told, 0.0)
+    explained = sum(line.within(name, starts, ends) for name in ("data", "copy", "collective", "evaluation"))
+    return np.maximum((ends - starts) - explained, 0.0)
 
 
 def _after_the_last(
     recording: Recording, rank: RankRecord, line: Timeline, usual: float
 ) -> tuple[Pause, ...]:
-    begin, end = float(rank.steps.end[-1]), recording.wall_s
-    told = line.within("evaluation", np.array([begin]), np.array([end]))
-    own = end - begin - float(told[0])  # an endless wait for data or for a rank is a stop too
+    begin, end = float(rank.steps.end[-1]), left_at(rank, wall_s=recording.wall_s)
+    explained = line.within("evaluation", np.array([begin]), np.array([end]))
+    own = end - begin - float(explained[0])  # an endless wait for data or for a rank is a stop too
     if own < max(LONG_STEPS * usual, LEAST_S):
         return ()
     step = int(rank.steps.number[-1]) + 1
@@ -111,13 +112,13 @@ def _pause(
         excess_s=excess_s,
         step=step,
         last=last,
-        util=_mean([_inside(card.samples, "util", quiet) for card in cards]),
-        sm=_mean([_inside(card.samples, "sm_util", quiet) for card in cards]),
-        power=_mean(powers),
+        util=mean_of([_inside(card.samples, "util", quiet) for card in cards]),
+        sm=mean_of([_inside(card.samples, "sm_util", quiet) for card in cards]),
+        power=mean_of(powers),
         written=sum(_written(host.samples, quiet) for host in recording.hosts)
         if recording.hosts
         else math.nan,
-        told=float(line.within("checkpoint", np.array([start]), np.array([end]))[0]),
+        saving_s=float(line.within("checkpoint", np.array([start]), np.array([end]))[0]),
         stacked=any(event.what == "hang" and start <= event.t <= end + 1 for event in rank.events),
         saving=any(_in_a_save(event) for event in rank.events if start <= event.t <= end),
     )
@@ -136,7 +137,7 @@ def _inside(samples: Samples, name: str, window: tuple[float, float]) -> float:
     between = float(np.median(np.diff(samples.t))) if len(samples.t) > 1 else 0.0
     lag_s = min(max(LAG_S, between), (end - start) / 2)  # the first reading is also of the time before
     values = column[(samples.t > start + lag_s) & (samples.t <= end)]
-    return _mean(values.tolist())
+    return mean_of(values.tolist())
 
 
 def _written(samples: Samples, window: tuple[float, float]) -> float:
@@ -145,8 +146,3 @@ def _written(samples: Samples, window: tuple[float, float]) -> float:
         return math.nan
     inside = (samples.t > window[0]) & (samples.t <= window[1] + 1.0)
     return float(np.nansum((column * np.diff(samples.t, prepend=0.0))[inside]))
-
-
-def _mean(values: list[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan

@@ -1,4 +1,4 @@
-"""How the ranks of a run fare beside one another: who is late, in which phase, what exchange costs."""
+"""Stragglers: how the ranks fare beside one another, who is late, in which phase, what exchange costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to change: the flag and its value, the line of a manifest, the command; with the arithmetic."""
+"""Remedies: the flag and its value, the line of a manifest, the command; with the arithmetic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from stoker.diagnose.features import Features
 from stoker.diagnose.verdicts import known, percent
+from stoker.formats.sizes import counted
 
 _STAGE = "stoker stage URL --cache /local/nvme, and read from there: every file comes to the node once"
 _PACK = "stoker prepare the files into shards: large sequential reads instead of many small ones"
@@ -16,7 +17,7 @@ _OFFLINE = "decode and tokenise offline (stoker prepare), or load with stoker.fe
 def feed(features: Features, cause: str) -> tuple[str, ...]:
     """Against a loader that is late, by its cause."""
     own_cores = "cores of its own for the job: Slurm --exclusive, Kubernetes equal CPU request and limit"
-    once = "DataLoader(persistent_workers=True), or one loader over all epochs: stoker.feed(epochs=N)"
+    once = "DataLoader(persistent_workers=True), or stoker.feed, whose workers live as long as it does"
     fixed = {
         "storage": (_STAGE, _AHEAD),
         "small_reads": (_PACK, _STAGE),
@@ -35,7 +36,7 @@ def _threads(features: Features) -> tuple[str, ...]:
     host = features.host
     if host is None or not host.loader_cores > host.allowed:
         return ()
-    asked = f"{host.workers:.0f} workers ask for {host.loader_cores:.1f} of {host.allowed:g} cores"
+    asked = f"the workers ask for {host.loader_cores:.1f} of {counted(host.allowed, 'core')}"
     return (f"one thread a worker: torch.set_num_threads(1) in worker_init_fn, OMP_NUM_THREADS=1; {asked}",)
 
 
@@ -48,7 +49,11 @@ def _workers(features: Features) -> tuple[str, ...]:
     making = max(have if known(have) else round(host.wait_busy), 1)
     need = math.ceil(making / (1 - wait))
     room = max(int(host.allowed) - 1, 1)
-    count = f"{host.allowed:g} cores are allowed and {host.busy:.1f} busy"
+    if making >= room and need > room:
+        busy = f"{counted(round(making), 'worker')} for {counted(host.allowed, 'core')}"
+        return (f"a batch must become cheaper: more workers find no core ({busy}, {host.busy:.1f} busy)",)
+    are = "is" if host.allowed == 1 else "are"
+    count = f"{counted(host.allowed, 'core')} {are} allowed and {host.busy:.1f} busy"
     if need > room:
         short = f"keeping up takes {need}, so a batch must also become cheaper"
         return (f"DataLoader(num_workers={room}): {count}; {short}",)
@@ -61,7 +66,7 @@ def _raise_quota(features: Features) -> str:
     if host is None or not math.isfinite(host.quota):
         return "raise the CPU limit of the container"
     need = math.ceil(host.quota / (1 - min(wait, 0.9)))
-    late = f"{host.quota:g} cores make {percent(1 - wait)} of the batches in time"
+    late = f"with {counted(host.quota, 'core')} {percent(1 - wait)} of the batches come in time"
     return f'resources: {{limits: {{cpu: "{need}"}}}}: {late}'
 
 
@@ -82,7 +87,7 @@ def save(*, pause_s: float, step_s: float) -> tuple[str, ...]:
             "or save less often: a blocking save should cost under 1% of the time between two",
         )
     steps = math.ceil(99 * pause_s / step_s)
-    return (background, f"or save every {steps:,} steps: then {pause_s:.1f} s of saving cost 1%")
+    return (background, f"or save every {counted(steps, 'step')}: then {pause_s:.1f} s of saving cost 1%")
 
 
 def shm(features: Features) -> tuple[str, ...]:
@@ -94,7 +99,7 @@ def shm(features: Features) -> tuple[str, ...]:
     if workers >= 1 and batch > 0:
         need = workers * (ahead + 1) * batch / 2**30
         gib = max(math.ceil(1.5 * need), 1)
-        each = f"{workers:.0f} workers × ({ahead:.0f} + 1) batches × {batch / 2**20:.0f} MiB"
+        each = f"{counted(round(workers), 'worker')} × ({ahead:.0f} + 1) batches × {batch / 2**20:.0f} MiB"
         sum_ = f" ({each} = {need:.2g} GiB, and half more)"
     kubernetes = f"Kubernetes: emptyDir {{medium: Memory, sizeLimit: {gib}Gi}} at /dev/shm"
     return (
@@ -103,6 +108,52 @@ def shm(features: Features) -> tuple[str, ...]:
     )
 
 
+def host_code(cause: str) -> tuple[str, ...]:
+    """Against the program's own code between steps, by what it does."""
+    less = "do it every 50 steps, or in a thread with a queue: the next step need not wait for it"
+    known = {
+        "logging": (less, "a logger that sends over the network wants its asynchronous or offline mode"),
+        "metrics": (
+            "sum on the device and read the sum every 50 steps: torch._foreach_norm for all weights",
+            less,
+        ),
+        "output": (less, "print to a file or a pipe is as slow as whoever reads it: print once a second"),
+        "io": (less, "fsync, open and requests wait for a disk or a server: collect, and write once"),
+        "gc": (
+            "gc.freeze() once the model stands, and gc.disable() with gc.collect() every 1000 steps",
+            "no gc.collect() nor torch.cuda.empty_cache() in every step",
+        ),
+        "gil": (
+            "move that thread's work into a process (multiprocessing), or into code that releases the GIL",
+        ),
+        "optimizer": (
+            "torch.optim with fused=True or foreach=True: a loop over weights takes a launch for each",
+            "torch.compile(optimizer.step), where the arithmetic is one's own",
+        ),
+    }
+    return known.get(cause, (less, "py-spy record --pid PID shows all of it"))
+
+
+OWN_LOOP = (
+    "make the next batch while the card computes: a DataLoader with workers, or stoker.feed",
+    "decode and tokenise offline (stoker prepare): what is left is a copy",
+)
+CRASHED = ("the program's own output has the whole traceback",)
+WORKER_KILLED = (
+    "SIGKILL: memory, see `dmesg`; SIGBUS: /dev/shm is full, see `df /dev/shm`; num_workers=0 shows where",
+    "fewer workers, or a smaller prefetch_factor, need less memory",
+)
+OUT_OF_MEMORY = (
+    "SIGKILL is most often the kernel's or the scheduler's: `dmesg`, the memory limit, `sacct -o MaxRSS`",
+    "raise the memory limit, or fewer loader workers: each has its own copy of what a dataset keeps in lists",
+)
+PREEMPTED = (
+    "stoker's Checkpointer saves on SIGTERM and resumes there; ask the scheduler for a longer grace time",
+)
+EVALUATION = (
+    "evaluate less often, or on fewer batches: a share of 5% is usual",
+    "evaluate in a job of its own that reads the checkpoints",
+)
 COLLECTIVE_HANG = (
     "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1: the flight recorder names collective and rank",
     "look for a branch that only some ranks take; stoker watch records every rank's stack while it hangs",

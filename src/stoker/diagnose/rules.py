@@ -1,28 +1,42 @@
-"""The rules, in a visible list, and the verdict they come to together."""
+"""Rule list: every rule in a visible order, and the verdict they come to together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stoker.diagnose.endings import crashed, ending_of, interrupted, preempted
 from stoker.diagnose.features import Features, features
+from stoker.diagnose.hostcode import host_code
 from stoker.diagnose.limits import memory_pressure, shm_pressure, throttling
 from stoker.diagnose.sharing import communication_bound, straggler
 from stoker.diagnose.starving import data_starvation
-from stoker.diagnose.stopping import checkpoint_stall, collective_hang, host_hang, unexplained
+from stoker.diagnose.stopping import (
+    checkpoint_stall,
+    collective_hang,
+    evaluation,
+    host_hang,
+    unexplained,
+)  # fmt: skip
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, known, percent
 from stoker.diagnose.working import h2d_copy, host_sync, launch_bound, precision
 from stoker.findings import Finding, worst_first
+from stoker.formats.sizes import counted
 from stoker.recording import Recording
 
 Rule = Callable[[Features], Finding | Abstention]
 
 RULES: tuple[Rule, ...] = (
+    crashed,
+    preempted,
+    interrupted,
     collective_hang,
     host_hang,
     shm_pressure,
     data_starvation,
+    host_code,
+    evaluation,
     h2d_copy,
     checkpoint_stall,
     memory_pressure,
@@ -48,6 +62,7 @@ UNEXPLAINED = 0.12  # of the time: Python between steps takes a few percent
 _ENDED_WELL = ("exit 0", "running", "ended when its window was over")
 # A job that no longer moves, or soon will not, comes before one that is slow.
 _FATAL = ("shm_pressure", "collective_hang", "host_hang")
+_STOPS = ("collective_hang", "host_hang")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +101,37 @@ def judge(seen: Features) -> Verdict:
 def _explains(finding: Finding, seen: Features) -> tuple[str, ...]:
     """One rank that waits for data is a straggler; data_starvation is when all do."""
     alone = finding.kind == "straggler" and finding.cause == "data" and seen.ranks.data < at("data_share")
-    return (*EXPLAINS.get(finding.kind, ()), *(("data_starvation",) if alone else ()))
+    return (
+        *EXPLAINS.get(finding.kind, ()),
+        *(("data_starvation",) if alone else ()),
+        *(("crashed",) if _why_it_crashed(finding, seen) else ()),
+    )
+
+
+def _why_it_crashed(finding: Finding, seen: Features) -> bool:
+    """A job that stood was ended for it; a full /dev/shm kills workers, a full card the program."""
+    cause, text = ending_of(seen).get("cause"), seen.ended
+    if finding.kind == "shm_pressure":
+        return "SIGBUS" in text or cause == "exit"
+    if finding.kind == "memory_pressure":
+        return "out of memory" in text.lower()
+    return finding.kind in _STOPS and cause in ("exit", "nccl") and _stopped(seen)
+
+
+def _stopped(seen: Features) -> bool:
+    return any(pause.last for pause in seen.loop.pauses) or not seen.loop.steps
 
 
 def _fatal_first(findings: list[Finding], seen: Features) -> list[Finding]:
-    stopped = any(pause.last for pause in seen.loop.pauses) or not seen.loop.steps
-    return sorted(
-        findings, key=lambda one: not (one.kind == "shm_pressure" or (one.kind in _FATAL and stopped))
-    )
+    """What ended the job, then what stopped it, then what slows it down."""
+    stopped = _stopped(seen)
+
+    def place(one: Finding) -> int:
+        if one.kind == "crashed":
+            return 0
+        return 1 if one.kind == "shm_pressure" or (one.kind in _FATAL and stopped) else 2
+
+    return sorted(findings, key=place)
 
 
 def healthy(seen: Features, abstained: list[Abstention]) -> Finding | Abstention:
@@ -119,7 +157,7 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     if card is None and (not loop.steps or seen.facts.get("gpu")):
         return "the GPU was not read"
     if 0 < loop.steps < at("enough_steps"):
-        return f"only {loop.steps} step{'' if loop.steps == 1 else 's'} ended"
+        return f"only {counted(loop.steps, 'step')} ended"
     if seen.ended and seen.ended not in _ENDED_WELL:
         return f"it ended badly: {seen.ended[:200]}"
     stops = ("collective_hang", "host_hang", "checkpoint_stall")
@@ -133,10 +171,10 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
         return "the GPU is busy but hardly works, and whether steps went on was not seen"
     if card is not None and loop.steps and "h2d" in loop.unseen and not known(card.sm + card.pcie_rx_gb_s):
         return "neither copies nor the activity of the card's units were seen"
-    bare = loop.bare + loop.share["stalled"] if "compute" not in loop.unseen else 0.0
+    unattributed = loop.unattributed + loop.share["stalled"] if "compute" not in loop.unseen else 0.0
     blind = card is not None and (not known(card.memory_peak) or card.working_util < 90)
-    if bare >= (UNEXPLAINED if blind else 0.5):
-        return f"{percent(bare)} of the time is explained by nothing that was seen{_standing(seen)}"
+    if unattributed >= (UNEXPLAINED if blind else 0.5):
+        return f"{percent(unattributed)} of the time is explained by nothing that was seen{_standing(seen)}"
     return ""
 
 
@@ -152,8 +190,10 @@ def _health(seen: Features) -> tuple[str, ...]:
     card, loop = seen.card, seen.loop
     said = []
     if loop.steps:
-        waits = f"{percent(loop.share['data'])} of the time waiting for data"
-        said.append(f"{loop.steps} steps of {1000 * loop.median_s:.4g} ms, {waits}")
+        steady = loop.share["data"] * (1 - loop.first_steps_wait)
+        once = ", after the first batches" if steady < loop.share["data"] - 0.02 else ""
+        waits = f"{percent(steady)} of the time waiting for data{once}"
+        said.append(f"{counted(loop.steps, 'step')} of {1000 * loop.median_s:.4g} ms, {waits}")
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""
         said.append(f"GPU utilisation {card.util:.0f}%{power}")

@@ -1,4 +1,4 @@
-"""Ranks together: one that is late again and again, or an exchange that takes too long for all."""
+"""Straggler and communication-bound rules: a rank that is late again and again, a long exchange."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from stoker.diagnose.features import Features
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, percent, priced
 from stoker.findings import Finding
+from stoker.formats.sizes import counted
 
 
 def straggler(features: Features) -> Finding | Abstention:
@@ -16,7 +17,7 @@ def straggler(features: Features) -> Finding | Abstention:
         return Abstention(kind=kind, why="one rank")
     late = ranks.late_s / ranks.step_s if ranks.step_s > 0 else 0.0
     often = max(at("late_often"), 1 / ranks.ranks + 0.25)
-    lost = min(features.loop.steps * ranks.late_s / features.wall_s, 1.0)
+    lost = min(features.loop.steps * ranks.late_s / features.judged_s, 1.0)
     if not late >= at("late") or ranks.late_often < often or lost < at("late_share"):
         return Abstention(kind=kind, why="no rank is last again and again")
     if ranks.late_phase == "compute" and _on_the_host(features) and _had_no_core(features, late):
@@ -73,7 +74,7 @@ def _kept_from_running(features: Features) -> str:
     if above(host.rank_delay, at("rank_delay")):
         return f"ranks could run and got no core {percent(min(host.rank_delay, 1))} of the time"
     if above(host.others, at("others") * host.allowed):
-        return f"others keep {host.others:.1f} of the {host.allowed:g} cores busy"
+        return f"others keep {host.others:.1f} of the {counted(host.allowed, 'core')} busy"
     return ""
 
 

@@ -1,27 +1,30 @@
-"""data_starvation: the card waits for batches, because of storage, cores, workers or none of these."""
+"""Data starvation: the card waits for batches, because of storage, cores, workers or none of these."""
 
 from __future__ import annotations
-
-import math
 
 from stoker.diagnose import remedies
 from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features, Loop
-from stoker.diagnose.host import Host
+from stoker.diagnose.host import Host, ratio
+from stoker.diagnose.hostcode import Spent, line_in, lost_to, own_batches, speedup_without
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
+from stoker.formats.sizes import counted
 
 KIND = "data_starvation"
 
 
 def data_starvation(features: Features) -> Finding | Abstention:
     """The loop waits for its loader, and the card with it."""
+    own = own_batches(features)
+    if own and own.share >= max(at("own_loop"), features.loop.share["data"]) and own.looks >= at("looks"):
+        return _own_loop(features, own)
     if not features.loop.steps or "data" in features.loop.unseen:
         return _by_the_card(features)
     loop = features.loop
     wait = loop.share["data"]
-    steady = wait * (1 - loop.opening) / max(1 - loop.share["startup"], 0.05)
+    steady = wait * (1 - loop.first_steps_wait) / max(1 - loop.share["startup"], 0.05)
     crowded = _crowded_out(features)
     if steady < at("data_share") and not crowded:
         if wait >= at("data_share"):
@@ -46,6 +49,25 @@ def data_starvation(features: Features) -> Finding | Abstention:
     )
 
 
+def _own_loop(features: Features, own: Spent) -> Finding:
+    """The loop makes its batches itself, between two steps."""
+    where = own.lines[0] if own.lines else "?"
+    return priced(
+        features,
+        KIND,
+        cause="own_loop",
+        share=lost_to(features, own.share),
+        speedup=speedup_without(features, lost_to(features, own.share)),
+        confidence=0.9 if own.looks >= 20 else 0.75,
+        summary=f"the loop makes its batches itself, {percent(own.share)} of the time, in {where}",
+        evidence=(
+            f"{percent(own.share)} of {features.judged_s:.1f} s, {own.looks} looks at the loop's stack",
+            *(f"seen in {line}" for line in dict.fromkeys(own.lines[:3])),
+        ),
+        remedy=remedies.OWN_LOOP,
+    )
+
+
 def _crowded_out(features: Features) -> float:
     """The share of time in which the loop itself had no core, because its loader asks for all of them: the
     batches are then in time only because the steps are late."""
@@ -64,7 +86,7 @@ def _overlapped(card: Card | None, loop: Loop) -> bool:
 def _speedup(features: Features, wait: float) -> float | None:
     """What steps gain: the rest of a recording, its first step and its end, is paid once."""
     loop = features.loop
-    if not known(loop.late) or loop.opening > 0.5 or not wait:
+    if not known(loop.late) or loop.first_steps_wait > 0.5 or not wait:
         return None
     lost = loop.late * _lost(features, wait) / wait
     return 1 / (1 - min(lost, 0.999))
@@ -103,12 +125,15 @@ def _crowd(crowded: float) -> str:
 
 def _evidence(features: Features, wait: float) -> tuple[str, ...]:
     loop, card = features.loop, features.card
-    said = [f"{percent(wait)} of {features.wall_s:.1f} s in the loader's next(), over {loop.steps} steps"]
+    steps = counted(loop.steps, "step")
+    said = [f"{percent(wait)} of {features.judged_s:.1f} s in the loader's next(), over {steps}"]
     if loop.burst >= at("burst"):
         said.append(f"{percent(loop.burst)} of that in a few long waits: the usual batch is in time")
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""
         said.append(f"GPU utilisation {card.util:.0f}%{power}")
+    if where := line_in(features, "data"):
+        said.append(f"mostly in {where}")
     return tuple(said)
 
 
@@ -118,7 +143,7 @@ def _evidence(features: Features, wait: float) -> tuple[str, ...]:
 def find_cause(features: Features) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """Why batches are late: the cause, what shows it, and what could not be seen."""
     host, loop = features.host, features.loop
-    if loop.epochs >= at("opening"):
+    if loop.epochs >= at("first_batch"):
         return (
             "startup",
             (f"{percent(loop.epochs)} of the wait is for first batches, at equal distances",),
@@ -137,9 +162,12 @@ def find_cause(features: Features) -> tuple[str, tuple[str, ...], tuple[str, ...
 def _quota(host: Host, features: Features) -> tuple[str, str]:
     if above(host.throttled, at("throttled")):
         stopped = percent(host.throttled)
-        return "quota", f"the CPU quota of {host.quota:g} cores stopped the job {stopped} of the time"
+        return (
+            "quota",
+            f"the CPU quota of {counted(host.quota, 'core')} stopped the job {stopped} of the time",
+        )
     if host.quota < host.cpus and above(_busy(host), at("cores_full") * host.quota):
-        busy = f"{_busy(host):.1f} of the {host.quota:g} cores that the quota allows"
+        busy = f"{_busy(host):.1f} of the {counted(host.quota, 'core')} that the quota allows"
         return "quota", f"{busy} are busy; the host has {host.cpus}"
     return "", ""
 
@@ -167,9 +195,12 @@ def _full(host: Host, features: Features) -> tuple[str, str]:
     if above(host.steal, 0.1 * host.allowed) or above(others, at("others") * host.allowed):
         return (
             "contention",
-            f"all {host.allowed:g} cores are busy, {max(others, 0):.1f} of them with others' work",
+            f"all of {counted(host.allowed, 'core')} is busy, {max(others, 0):.1f} of them with others' work",
         )
-    return "cpu", f"{_busy(host):.1f} of {host.allowed:g} cores are busy: there is none left for the loader"
+    return (
+        "cpu",
+        f"{_busy(host):.1f} of {counted(host.allowed, 'core')} busy: there is none left for the loader",
+    )
 
 
 def _delayed(host: Host, features: Features) -> tuple[str, str]:
@@ -181,7 +212,7 @@ def _delayed(host: Host, features: Features) -> tuple[str, str]:
 
 
 def _storage(host: Host, features: Features) -> tuple[str, str]:
-    blocked = _ratio(host.workers_blocked, host.workers) if host.workers >= 0.5 else host.trainer_blocked
+    blocked = ratio(host.workers_blocked, host.workers) if host.workers >= 0.5 else host.trainer_blocked
     idle = below(host.wait_busy, 0.5)
     waiting = above(host.iowait, at("iowait")) and not host.wait_busy > host.iowait
     ceiling = above(host.read_bytes_s, at("disk_full_s"))
@@ -214,15 +245,12 @@ def _sleeping(host: Host, features: Features) -> tuple[str, str]:
     """Only run states tell a lock from what was not seen, and only if the loop waits often."""
     if features.loop.share["data"] < at("lock_share") * (1 - features.loop.share["startup"]):
         return "", ""
-    if above(host.workers, 0.5) and below(_ratio(host.workers_running, host.workers), 0.2):
-        return "lock", f"{host.workers:.0f} workers sleep, on neither disk nor CPU, while the loop waits"
+    if above(host.workers, 0.5) and below(ratio(host.workers_running, host.workers), 0.2):
+        workers = counted(round(host.workers), "worker")
+        return "lock", f"{workers} asleep, on neither disk nor CPU, while the loop waits"
     if host.workers < 0.5 and below(host.wait_busy, 0.3):
         return "lock", "the loop makes its batches itself and sleeps meanwhile, on neither disk nor CPU"
     return "", ""
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b > 0 else math.nan
 
 
 # --- without a loader's wait ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The loop stops: ranks that wait for one another, a host that stands, saving."""
+"""Hangs and checkpoint stalls: ranks that wait for one another, a host that stands, saving."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from stoker.diagnose.pauses import Pause
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, listed, percent, priced
 from stoker.findings import Finding
+from stoker.formats.sizes import counted
 
 
 def collective_hang(features: Features) -> Finding | Abstention:
@@ -28,7 +29,7 @@ def collective_hang(features: Features) -> Finding | Abstention:
     return priced(
         features,
         kind,
-        share=sum(pause.excess_s for pause in found) / features.wall_s,
+        share=sum(pause.excess_s for pause in found) / features.judged_s,
         confidence=0.95 if known(worst.sm) or waiting else 0.8,
         summary=f"no step ended for {worst.seconds:.1f} s while ranks wait in a collective: {who}",
         evidence=(
@@ -50,20 +51,22 @@ def host_hang(features: Features) -> Finding | Abstention:
     found = [
         one
         for one in stops
-        if one.seconds >= at("hang_s") or one.seconds >= at("hang_share") * features.wall_s
+        if one.seconds >= at("hang_s") or one.seconds >= at("hang_share") * features.judged_s
     ]
     if waiting or features.loop.regular or not found:
         return _blind(features, kind) or _idle_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)
     where = _stacks(features, [worst.rank], worst)
+    stood = where[-1].partition(" stood in ")[2] if where else ""
     return priced(
         features,
         kind,
-        share=sum(pause.excess_s for pause in found) / features.wall_s,
+        share=sum(pause.excess_s for pause in found) / features.judged_s,
         confidence=0.9 if known(worst.util) else 0.7,
-        summary=f"no step ended for {worst.seconds:.1f} s and the GPU had nothing to do: the host stopped",
+        summary=f"no step ended for {worst.seconds:.1f} s and the GPU had nothing to do: the host stopped"
+        + (f" in {stood}" if stood else ""),
         evidence=(_silence(features, worst), *_card_meanwhile(worst), *where),
-        remedy=remedies.HOST_HANG,
+        remedy=remedies.HOST_HANG[1:] if stood else remedies.HOST_HANG,
         missing=() if where else ("where it stopped: no stack was recorded",),
     )
 
@@ -72,23 +75,39 @@ def checkpoint_stall(features: Features) -> Finding | Abstention:
     """Saving stops the loop."""
     kind, loop = "checkpoint_stall", features.loop
     saves = [pause for pause in loop.pauses if _saves(features, pause)]
-    told = loop.share["checkpoint"]
+    spanned = loop.share["checkpoint"]
     pause_s = sum(pause.excess_s for pause in saves) / len(saves) if saves else 0.0
-    share = max(told, pause_s * len(saves) / features.wall_s if features.wall_s else 0.0)
+    share = max(spanned, pause_s * len(saves) / features.judged_s if features.judged_s else 0.0)
     if share < at("pause_share"):
         paused_s = sum(pause.excess_s for pause in loop.pauses if not (pause.last and _ended_well(features)))
-        unseen = not features.host and paused_s >= at("pause_share") * features.wall_s
+        unseen = not features.host and paused_s >= at("pause_share") * features.judged_s
         missing = ("disk writes, which tell saving from a hang",) if unseen else ()
         return Abstention(kind=kind, why=f"saving took {percent(share)} of the time", missing=missing)
     return priced(
         features,
         kind,
         share=share,
-        confidence=0.95 if told >= at("pause_share") else _sure_of(saves, loop.regular),
+        confidence=0.95 if spanned >= at("pause_share") else _sure_of(saves, loop.regular),
         summary=f"saving stops the loop for {percent(share)} of the time",
-        evidence=_saving(saves, told),
+        evidence=_saving(saves, spanned),
         remedy=remedies.save(pause_s=pause_s if len(saves) > 1 else 0.0, step_s=loop.median_s),
-        missing=() if told else ("checkpoint spans: saves were told from long steps and disk writes",),
+        missing=() if spanned else ("checkpoint spans: saves were told from long steps and disk writes",),
+    )
+
+
+def evaluation(features: Features) -> Finding | Abstention:
+    """Evaluation is work and no fault, unless it takes a large part of a training job."""
+    share = features.loop.share["evaluation"]
+    if share < at("evaluation"):
+        return Abstention(kind="evaluation", why=f"evaluation took {percent(share)} of the time")
+    return priced(
+        features,
+        "evaluation",
+        share=share,
+        confidence=0.9,
+        summary=f"evaluation takes {percent(share)} of the time",
+        evidence=(f"{percent(share)} of {features.judged_s:.1f} s without gradients",),
+        remedy=remedies.EVALUATION,
     )
 
 
@@ -119,7 +138,7 @@ def _long(features: Features, least_s: float) -> list[Pause]:
     return [
         pause
         for pause in features.loop.pauses
-        if pause.seconds >= floor and pause.told < 0.5 * pause.seconds and not (ended and pause.last)
+        if pause.seconds >= floor and pause.saving_s < 0.5 * pause.seconds and not (ended and pause.last)
     ]
 
 
@@ -144,7 +163,7 @@ def _wrote(pause: Pause) -> bool:
 
 
 def _saves(features: Features, pause: Pause) -> bool:
-    if pause.told >= 0.5 * pause.excess_s:
+    if pause.saving_s >= 0.5 * pause.excess_s:
         return True
     if pause.stacked or (pause.last and _ended_well(features)):
         return False
@@ -183,12 +202,12 @@ def _card_meanwhile(pause: Pause) -> tuple[str, ...]:
     return (", ".join(filter(None, said)) + " meanwhile",) if any(said) else ()
 
 
-def _saving(saves: list[Pause], told: float) -> tuple[str, ...]:
-    said = [f"checkpoint spans take {percent(told)} of the time"] if told else []
+def _saving(saves: list[Pause], spanned: float) -> tuple[str, ...]:
+    said = [f"checkpoint spans take {percent(spanned)} of the time"] if spanned else []
     if saves:
         seconds = sum(pause.excess_s for pause in saves) / len(saves)
         steps = listed([pause.step for pause in saves[:5]])
-        said.append(f"{len(saves)} pauses of {seconds:.1f} s on average, at steps {steps}")
+        said.append(f"{counted(len(saves), 'pause')} of {seconds:.1f} s on average, at step {steps}")
     written = [pause.written for pause in saves if _wrote(pause)]
     if written:
         said.append(f"{sum(written) / len(written) / 1e9:.2g} GB written in each, no loader wait")
@@ -263,7 +282,7 @@ def _blind(features: Features, kind: str) -> Abstention | None:
 
 def _spinning_all_along(features: Features) -> Finding | Abstention:
     kind, card = "collective_hang", features.card
-    if features.loop.steps or card is None or features.wall_s < at("hang_s"):
+    if features.loop.steps or card is None or features.judged_s < at("hang_s"):
         return Abstention(kind=kind, why="steps went on, or the card did not spin")
     works = card.sm >= at("spin_sm") if known(card.sm) else not below(card.power, at("spin_power"))
     if works or not above(card.util, at("spin_util")):
@@ -273,7 +292,8 @@ def _spinning_all_along(features: Features) -> Finding | Abstention:
         kind,
         share=1.0,
         confidence=0.6,
-        summary=f"the GPU spins without working for all of {features.wall_s:.0f} s: it waits in a collective",
+        summary=f"the GPU spins without working for all of {features.judged_s:.0f} s: it waits in a "
+        "collective",
         evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
         remedy=remedies.COLLECTIVE_HANG,
         missing=("steps: whether any ended was not recorded",),
@@ -282,7 +302,7 @@ def _spinning_all_along(features: Features) -> Finding | Abstention:
 
 def _idle_all_along(features: Features) -> Finding | Abstention:
     kind, card = "host_hang", features.card
-    if features.loop.steps or card is None or features.wall_s < 2 * at("hang_s"):
+    if features.loop.steps or card is None or features.judged_s < 2 * at("hang_s"):
         return Abstention(kind=kind, why="steps went on, or the card was not idle")
     if not below(card.util, 2):
         return Abstention(kind=kind, why="the card works", missing=("steps",))
@@ -293,7 +313,7 @@ def _idle_all_along(features: Features) -> Finding | Abstention:
         kind,
         share=1.0,
         confidence=0.5,
-        summary=f"no step and an idle GPU for {features.wall_s:.0f} s: the host stands, or never began",
+        summary=f"no step and an idle GPU for {features.judged_s:.0f} s: the host stands, or never began",
         evidence=(f"utilisation {card.util:.0f}%, power {percent(card.power)} of its limit",),
         remedy=remedies.HOST_HANG,
         missing=("steps: whether any ended was not recorded",),

@@ -1,4 +1,4 @@
-"""Every number that a rule compares with, and why it is that number; docs/concepts/diagnosis.md shows it."""
+"""Thresholds: every number a rule compares with, and why; docs/concepts/diagnosis.md shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THRESHOLDS = {
     ),
     "overlapped_util": Threshold(97, "a card this busy while the loop waits is working off queued steps"),
     "burst": Threshold(0.7, "above it the usual batch is in time and a few late ones are the problem"),
-    "opening": Threshold(0.7, "above it the wait is the first batch's, which a longer run pays once"),
+    "first_batch": Threshold(0.7, "above it the wait is the first batch's, which a longer run pays once"),
     "wait_busy": Threshold(
         0.7, "cores: a process that computes without a stop shows 0.9-1.0, a sleeping one < 0.1"
     ),
@@ -118,6 +118,21 @@ THRESHOLDS = {
     "collective_on_host": Threshold(
         0.3, "the same of ranks that compute on the host: there the exchange uses the cores that compute"
     ),
+    # --- the program's own code
+    "own_loop": Threshold(
+        0.1, "of the time making batches in the loop itself: a get_batch from a mapped file takes 1-5%"
+    ),
+    "host_code": Threshold(0.1, "of the time in one thing that is known: logging, metrics, output, files"),
+    "other_code": Threshold(
+        0.15, "of the time in code that nobody knows: Python between steps takes a few percent"
+    ),
+    "own_optimizer": Threshold(
+        0.35, "of the time in an optimizer of one's own: AdamW on a CPU takes up to a fifth"
+    ),
+    "looks": Threshold(5, "at a stack: fewer say nothing"),
+    "collections": Threshold(10, "of garbage, beyond the youngest: fewer come with imports"),
+    "held": Threshold(0.3, "of the looks that another thread held up: a quiet interpreter is had at once"),
+    "evaluation": Threshold(0.25, "of the time: evaluation is wanted, but not for a quarter of it"),
     # --- healthy
     "enough_steps": Threshold(3, "the first ones allocate, compile and fill queues; fewer say nothing"),
 }

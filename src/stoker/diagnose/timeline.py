@@ -1,4 +1,4 @@
-"""Where the wall time of a rank went: exclusive states that cover it from beginning to end.
+"""Time attribution: where the wall time of a rank went, exclusive states that cover it from beginning to end.
 
 Spans may nest (the inner takes its time from the outer) and overlap (the kind that stands first wins); what
 no span covers is start-up before the first step, stalled where it lasts far longer than a step, otherwise
@@ -63,21 +63,34 @@ def timeline(record: RankRecord, *, wall_s: float, ended: str = "") -> Timeline:
     only cleans up."""
     edges, state = _paint(record.spans, wall_s, borders=record.steps.end)
     first_s, usual_s = _first_and_usual_step(record.steps)
-    bare = state == _BARE
+    unseen = state == _UNSEEN
     middle = (edges[:-1] + edges[1:]) / 2
-    starting = bare & (middle < first_s)
+    starting = unseen & (middle < first_s)
     least_s = max(STALL_S, STALL_STEPS * usual_s)
-    last_s = float(record.steps.end[-1]) if ended == "exit 0" and len(record.steps.end) else wall_s
+    well = ended == "exit 0" and len(record.steps.end)
+    last_s = float(record.steps.end[-1]) if well else left_at(record, wall_s=wall_s)
     ending = middle > last_s
-    stalled = _long_runs(bare & ~starting & ~ending, edges, least_s=least_s, borders=record.steps.end)
-    state[bare] = STATES.index("unattributed")
+    watched = len(record.steps.end) + len(record.spans.end) > 0  # from outside nobody can tell that it stands
+    quiet = unseen & ~starting & ~ending & watched
+    stalled = _long_runs(quiet, edges, least_s=least_s, borders=record.steps.end)
+    state[unseen] = STATES.index("unattributed")
     state[stalled] = STATES.index("stalled")
     state[starting] = STATES.index("startup")
     return Timeline(edges=edges, state=state)
 
 
-_BARE = np.uint8(255)
+def left_at(record: RankRecord, *, wall_s: float) -> float:
+    """When a rank left its loop for good: it said so, died of an exception, or was seen to exit. What follows
+    is its end and no stop."""
+    last_s = float(record.steps.end[-1]) if len(record.steps.end) else 0.0
+    told = [event.t for event in record.events if event.what in _LEAVING and event.t >= last_s]
+    return min([wall_s, *told])
+
+
+_LEAVING = ("leaving", "exception", "exit")
+_UNSEEN = np.uint8(255)
 _H2D = KINDS.index("h2d")
+_EVALUATION = KINDS.index("evaluation")
 
 
 def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDArray[np.uint8]]:
@@ -87,12 +100,13 @@ def _paint(spans: Spans, wall_s: float, *, borders: Floats) -> tuple[Floats, NDA
     kept = end > start
     start, end, kind = start[kept], end[kept], spans.kind[kept]
     edges = np.unique(np.concatenate([[0.0, wall_s], start, end, np.clip(borders, 0.0, wall_s)]))
-    state = np.full(max(len(edges) - 1, 0), _BARE, np.uint8)
+    state = np.full(max(len(edges) - 1, 0), _UNSEEN, np.uint8)
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
     if len(state) == 0:
-        return np.array([0.0, 0.0]), np.full(1, _BARE, np.uint8)
+        return np.array([0.0, 0.0]), np.full(1, _UNSEEN, np.uint8)
     depth = _depths(start, end)
     depth[kind == _H2D] = depth.max(initial=0) + 1
+    depth[kind == _EVALUATION] = depth.max(initial=0) + 1  # its loads and forwards train nothing
     for number, mine in _painting_order(depth, kind):
         state[_covered(first[mine], last[mine], len(state))] = _BY_KIND[number]
     return edges, state

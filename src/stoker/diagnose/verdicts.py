@@ -1,4 +1,4 @@
-"""What a rule answers: a finding with its price, or an abstention with its reason."""
+"""Verdicts: a rule answers with a finding and its price, or an abstention and its reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def priced(
     return Finding(
         kind=kind,
         share=round(share, 4),
-        gpu_seconds=round(share * features.wall_s * features.cards, 2),
+        gpu_seconds=round(share * features.judged_s * features.cards, 2),
         speedup_if_gone=round(max(speedup if speedup is not None else 1 / (1 - share), 1.0), 3),
         confidence=confidence,
         **said,  # type: ignore[arg-type]

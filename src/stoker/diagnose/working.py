@@ -1,4 +1,4 @@
-"""The card is given work and does it badly: copies in the way, the wrong precision, tiny kernels, holes."""
+"""GPU inefficiency: copies in the way, wrong precision, tiny kernels (launch-bound), host syncs."""
 
 from __future__ import annotations
 
@@ -152,6 +152,8 @@ def launch_bound(features: Features) -> Finding | Abstention:
     if not features.loop.steps or _computing(features) < 0.1:
         return Abstention(kind=kind, why="the loop does not spend its time computing")
     if not _tiny(features, card):
+        if _cannot_launch_faster(features, card):
+            return _launching(features, card)
         why = f"SM activity {card.sm:.0f}% at {card.util:.0f}% utilisation"
         return Abstention(kind=kind, why=why, missing=() if known(card.sm) else ("SM activity",))
     filled = card.working_sm / 100 if known(card.sm) else card.power
@@ -168,6 +170,38 @@ def launch_bound(features: Features) -> Finding | Abstention:
         remedy=remedies.LAUNCH_BOUND,
         missing=() if known(card.sm) else ("SM activity (GPM or DCGM)",),
     )
+
+
+def _cannot_launch_faster(features: Features, card: Card) -> bool:
+    """The card is idle while the host launches, and the host hardly ever waits for the card."""
+    if not features.stacks.looks or features.ledger is None:
+        return False  # whether the host waits for the card is only known where it was watched from inside
+    gaps = _computing(features) * (1 - card.working_util / 100)
+    return gaps >= _notable(card) and features.loop.share["sync"] < gaps / 2
+
+
+def _launching(features: Features, card: Card) -> Finding:
+    idle = features.ledger.launching if features.ledger else 0.0
+    gaps = min(_computing(features) * (1 - card.working_util / 100), max(idle, 0.01))
+    return priced(
+        features,
+        "launch_bound",
+        share=gaps,
+        confidence=0.75,
+        summary=f"the GPU idles {percent(gaps)} of the time while the host launches kernels as it can",
+        evidence=(
+            _activity(card),
+            f"{percent(features.loop.share['sync'])} of the time waiting for the GPU",
+            *_one_core(features),
+        ),
+        remedy=remedies.LAUNCH_BOUND,
+        missing=("how far fusing kernels goes: the price is the most it can give",),
+    )
+
+
+def _notable(card: Card) -> float:
+    error = card.util_error if known(card.util_error) else 0.0
+    return max(at("gaps_share"), 2 * error / 100)
 
 
 def _tiny(features: Features, card: Card) -> bool:
@@ -190,6 +224,9 @@ def host_sync(features: Features) -> Finding | Abstention:
     if unsure or full or isinstance(launch_bound(features), Finding):
         return Abstention(kind=kind, why=f"utilisation {card.working_util:.0f}% while the loop computes")
     synced = features.loop.share["sync"]
+    if features.stacks.looks:
+        # Without its waits a step takes what launching takes, or what the card does: the longer of the two.
+        gaps = min(gaps, synced)
     waits = (f"{percent(synced)} of the time in .item(), .cpu() or synchronize()",) if synced else ()
     return priced(
         features,

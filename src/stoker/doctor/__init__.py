@@ -1,1 +1,1 @@
-"""Checks of a machine: is it fit to feed GPUs, and what mends it?"""
+"""Health checks of a machine: is it fit to feed GPUs, and what mends it?"""

@@ -1,4 +1,4 @@
-"""A check: what is looked at, why it matters for feeding GPUs, and a pure function that looks.
+"""Health check: what is looked at, why it matters for feeding GPUs, and a pure function that looks.
 
 A check takes a recorded machine and a need, and yields what it has seen: a level, what was read, and the
 exact lines that mend it. What could not be read makes it `unknown`, with the reason, never a crash.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from stoker.doctor.need import Need
-from stoker.findings import Finding
+from stoker.formats.sizes import say_binary
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import UNLIMITED, Gpu, Place, Snapshot
 
@@ -39,17 +39,23 @@ class Seen:
     changes: tuple[Change, ...] = ()
 
 
+Fix = str | tuple[str, ...] | None
 Look = Callable[[Snapshot, Need], Iterable[Seen]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that is looked at. `name` is short and stays the same between releases."""
 
     name: str
-    subject: str
-    why: str
     look: Look
+    why: str
+    subject: str = ""
+
+
+def about(subject: str, *checks: Check) -> tuple[Check, ...]:
+    """Checks of one subject."""
+    return tuple(replace(check, subject=subject) for check in checks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,19 +79,6 @@ class Result:
             "why": self.check.why,
             "fix": list(self.seen.fix),
         }
-
-    def as_finding(self) -> Finding:
-        """In the words of a diagnosis. A machine that stands still loses nothing yet: it has no price."""
-        unread = self.seen.level == "unknown"
-        return Finding(
-            kind=f"machine-{self.check.name.replace(' ', '-')}",
-            summary=f"{self.check.name}: {self.seen.read}",
-            evidence=() if unread else (self.seen.read,),
-            remedy=self.seen.fix,
-            missing=(self.seen.read,) if unread else (),
-            cause=self.check.why,
-            confidence=0.0 if unread else 1.0,
-        )
 
 
 class NotKnown(Exception):
@@ -157,9 +150,9 @@ def over_gpus(look_at: Callable[[Gpu], Seen]) -> Look:
                 seen = look_at(gpu)
             except NotKnown as error:
                 seen = Seen(level="unknown", read=str(error))
-            bare = replace(seen, changes=())  # a change names its card; cards are alike without it
-            alike.setdefault(bare, []).append(gpu.index)
-            changes[bare] = changes.get(bare, ()) + seen.changes
+            alone = replace(seen, changes=())  # a change names its card; cards are alike without it
+            alike.setdefault(alone, []).append(gpu.index)
+            changes[alone] = changes.get(alone, ()) + seen.changes
         for seen, indices in alike.items():
             read = f"GPU {', '.join(map(str, indices))}: {seen.read}"
             yield replace(seen, read=read, changes=changes[seen])
@@ -177,12 +170,35 @@ def has_rdma(snapshot: Snapshot) -> bool:
     return not isinstance(snapshot.nics, Unknown) and any(nic.rdma for nic in snapshot.nics)
 
 
+def for_whom(
+    snapshot: Snapshot, *, kubernetes: Fix, slurm: Fix = None, container: Fix, machine: Fix
+) -> tuple[str, ...]:
+    """The fix for whoever starts this process: a pod's manifest, a batch script, a container, the machine's
+    owner. Where no Slurm line is given, its steps are mended like whatever they run in."""
+    around = snapshot.surroundings
+    if around.kubernetes is True:
+        lines = kubernetes
+    elif around.slurm is True and slurm is not None:
+        lines = slurm
+    else:
+        lines = container if isinstance(around.container, str) else machine
+    return (lines,) if isinstance(lines, str) else lines or ()
+
+
+def set_for_good(name: str, value: int) -> str:
+    """A kernel setting, now and after the next start; each in a file of its own."""
+    return f"sysctl -w {name}={value} && echo {name}={value} > /etc/sysctl.d/90-stoker-{name}.conf"
+
+
+def cores_a_rank(snapshot: Snapshot) -> int:
+    """Whole cores that each card's process may keep busy: of those it sees, and of its quota."""
+    usable, quota = len(known(snapshot.cpu.usable)), snapshot.cgroup.cpu_limit_cores
+    allowed = usable if isinstance(quota, Unknown) or quota is None else min(usable, quota)
+    return max(1, int(allowed) // max(1, len(cards(snapshot))))
+
+
 def say(count: int) -> str:
     """Bytes in the units that limits and manifests are written in: 64 MiB."""
     if count == UNLIMITED:
         return "unlimited"
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.4g} {units[0]}"
+    return say_binary(count)

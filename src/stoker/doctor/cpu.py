@@ -1,11 +1,25 @@
-"""Cores that read and copy: how many, how fast, how near to the cards."""
+"""CPU checks: cores, quota, governor, NUMA: how many, how fast, how near to the cards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.doctor.check import Change, Check, Seen, cards, fail, known, ok, warn
+from stoker.doctor.check import (
+    Change,
+    Check,
+    Seen,
+    about,
+    cards,
+    cores_a_rank,
+    fail,
+    for_whom,
+    known,
+    ok,
+    set_for_good,
+    warn,
+)
 from stoker.doctor.need import Need
+from stoker.formats.sizes import counted
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Snapshot
 
@@ -16,7 +30,7 @@ _THROTTLED_SHARE = 0.01
 def cores(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     usable, limit = len(known(snapshot.cpu.usable)), known(snapshot.cgroup.cpu_limit_cores)
     count = usable if limit is None else min(float(usable), limit)
-    read = f"{count:g} of {known(snapshot.cpu.cores)} cores" + (
+    read = f"{count:g} of {counted(known(snapshot.cpu.cores), 'core')}" + (
         "" if limit is None else f" (quota {limit:g})"
     )
     wanted = need.cpu_cores if need.cpu_cores is not None else _CORES_PER_GPU * len(cards(snapshot))
@@ -34,11 +48,15 @@ def quota(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     if limit is None or limit >= usable:
         yield ok("no quota below the cores that are seen")
         return
-    read = f"quota {limit:g} cores, {usable} are seen"
+    read = f"quota {counted(limit, 'core')}, {usable} are seen"
     share = snapshot.cgroup.throttled_share
     if not isinstance(share, Unknown) and share > _THROTTLED_SHARE:
         read += f", stopped in {share:.0%} of the periods"
-    yield warn(read, f"export OMP_NUM_THREADS={max(1, int(limit))}", *_quota_fixes(snapshot, usable))
+    each, threads = cores_a_rank(snapshot), snapshot.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) <= each:
+        yield ok(f"{read}; OMP_NUM_THREADS={threads} keeps to it")
+        return
+    yield warn(read, f"export OMP_NUM_THREADS={each}", *_quota_fixes(snapshot, usable))
 
 
 def governor(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
@@ -93,8 +111,7 @@ def numa_balancing(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     if balancing and len(nodes) > 1 and cards(snapshot):
         yield warn(
             f"kernel.numa_balancing is {balancing}",
-            "sysctl kernel.numa_balancing=0  # to keep it: echo kernel.numa_balancing=0 > "
-            "/etc/sysctl.d/90-stoker.conf",
+            set_for_good("kernel.numa_balancing", 0),
         )
     else:
         yield ok(f"kernel.numa_balancing is {balancing} on {len(nodes)} node{'s' * (len(nodes) > 1)}")
@@ -127,68 +144,62 @@ def _write_all(files: str, value: str) -> str:
 
 
 def _core_fixes(snapshot: Snapshot, wanted: int) -> tuple[str, ...]:
-    if snapshot.surroundings.kubernetes is True:
-        return (
-            f'spec.containers[].resources: {{requests: {{cpu: "{wanted}"}}, limits: {{cpu: "{wanted}"}}}}',
-        )
-    if snapshot.surroundings.slurm is True:
-        return (f"#SBATCH --cpus-per-task={wanted}",)
-    if isinstance(snapshot.surroundings.container, str):
-        return (f"docker run --cpus={wanted} …",)
-    return (f"run on a machine with {wanted} cores, or fewer GPUs a node",)
+    cores = f'{{cpu: "{wanted}"}}'
+    return for_whom(
+        snapshot,
+        kubernetes=f"spec.containers[].resources: {{requests: {cores}, limits: {cores}}}",
+        slurm=f"#SBATCH --cpus-per-task={wanted}",
+        container=f"docker run --cpus={wanted} …",
+        machine=f"run on a machine with {counted(wanted, 'core')}, or fewer GPUs a node",
+    )
 
 
 def _quota_fixes(snapshot: Snapshot, usable: int) -> tuple[str, ...]:
-    if snapshot.surroundings.kubernetes is True:
-        return (
-            "kubelet: --cpu-manager-policy=static  # and requests = limits in whole cores: pinned, no quota",
-        )
-    if isinstance(snapshot.surroundings.container, str):
-        return (f"docker run --cpuset-cpus=0-{usable - 1} …  # cores of its own in place of --cpus",)
-    return ()
+    return for_whom(
+        snapshot,
+        kubernetes="kubelet: --cpu-manager-policy=static  # and requests = limits in whole cores: pinned, "
+        "no quota",
+        container=f"docker run --cpuset-cpus=0-{usable - 1} …  # cores of its own in place of --cpus",
+        machine=None,
+    )
 
 
-CHECKS = (
+CHECKS = about(
+    "CPU",
     Check(
-        name="cores",
-        subject="CPU",
-        why="Reading, decoding and copying for one GPU takes cores; with too few of them the loader is late "
+        "cores",
+        cores,
+        "Reading, decoding and copying for one GPU takes cores; with too few of them the loader is late "
         "however fast the disk is.",
-        look=cores,
     ),
     Check(
-        name="CPU quota",
-        subject="CPU",
-        why="Programs start a thread for each core they see; when the quota is less, the kernel stops all of "
+        "CPU quota",
+        quota,
+        "Programs start a thread for each core they see; when the quota is less, the kernel stops all of "
         "them for the rest of each 100 ms, and batches come in bursts.",
-        look=quota,
     ),
     Check(
-        name="CPU governor",
-        subject="CPU",
-        why="A core that clocks down between batches needs milliseconds to come up again; launches and "
-        "copies are late each time.",
-        look=governor,
+        "CPU governor",
+        governor,
+        "A core that clocks down between batches needs milliseconds to come up again; launches and copies "
+        "are late each time.",
     ),
     Check(
-        name="NUMA of cores",
-        subject="CPU",
-        why="Buffers on another node than the GPU cross the socket link on the way to it, and share it "
-        "with everybody.",
-        look=numa,
+        "NUMA of cores",
+        numa,
+        "Buffers on another node than the GPU cross the socket link on the way to it, and share it with "
+        "everybody.",
     ),
     Check(
-        name="NUMA of devices",
-        subject="CPU",
-        why="Data from a disk or adapter on another node than the GPU crosses the socket link, and GPUDirect "
+        "NUMA of devices",
+        numa_devices,
+        "Data from a disk or adapter on another node than the GPU crosses the socket link, and GPUDirect "
         "does not work across it at full speed.",
-        look=numa_devices,
     ),
     Check(
-        name="NUMA balancing",
-        subject="CPU",
-        why="The kernel unmaps pages to see who uses them; pinned buffers and kernel launches pay for the "
+        "NUMA balancing",
+        numa_balancing,
+        "The kernel unmaps pages to see who uses them; pinned buffers and kernel launches pay for the "
         "faults, in jitter between ranks.",
-        look=numa_balancing,
     ),
 )

@@ -1,11 +1,11 @@
-"""Variables that slow a job down, and are forgotten in a shell's start-up file or an image."""
+"""Environment-variable checks: what slows a job down, forgotten in a shell's start-up file or an image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stoker.doctor.check import Check, Level, Seen, cards, has_rdma, known, ok, warn
+from stoker.doctor.check import Check, Level, Seen, about, cards, cores_a_rank, has_rdma, ok, warn
 from stoker.doctor.need import Need
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Snapshot
@@ -136,12 +136,11 @@ def _threads(snapshot: Snapshot) -> Iterator[Seen]:
     value = snapshot.environ.get("OMP_NUM_THREADS", "")
     if not value.isdigit() or isinstance(snapshot.cpu.usable, Unknown):
         return
-    ranks = max(1, len(cards(snapshot)))
-    usable = len(known(snapshot.cpu.usable))
-    if int(value) * ranks > 2 * usable:
+    ranks, each = max(1, len(cards(snapshot))), cores_a_rank(snapshot)
+    if int(value) > 2 * each:
         yield warn(
-            f"OMP_NUM_THREADS={value} × {ranks} ranks on {usable} cores",
-            f"export OMP_NUM_THREADS={max(1, usable // ranks)}",
+            f"OMP_NUM_THREADS={value} × {ranks} ranks, {each} cores are there for each",
+            f"export OMP_NUM_THREADS={each}",
         )
 
 
@@ -150,23 +149,21 @@ def _set(snapshot: Snapshot, family: str) -> str:
     return ", ".join(names) or f"no {family.rstrip('_')} variable is set"
 
 
-CHECKS = (
+CHECKS = about(
+    "environment",
     Check(
-        name="NCCL variables",
-        subject="environment",
-        why="Settings that helped once on one machine turn off NVLink, RDMA or tuning on all others.",
-        look=nccl,
+        "NCCL variables",
+        nccl,
+        "Settings that helped once on one machine turn off NVLink, RDMA or tuning on all others.",
     ),
     Check(
-        name="torch variables",
-        subject="environment",
-        why="What was set to find a bug makes the host wait for the card at every step.",
-        look=torch,
+        "torch variables",
+        torch,
+        "What was set to find a bug makes the host wait for the card at every step.",
     ),
     Check(
-        name="OMP variables",
-        subject="environment",
-        why="Threads of all ranks on the same few cores starve the loader's own threads.",
-        look=omp,
+        "OMP variables",
+        omp,
+        "Threads of all ranks on the same few cores starve the loader's own threads.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Changes that are safe and can be taken back: read-ahead, scheduler, noatime, governor, persistence mode.
+"""Reversible fixes: read-ahead, scheduler, noatime, governor, persistence mode.
 
 Disks and mounts are changed only under folders that the user named. Limits are not
 among them: they hold for a process and its children, and whoever starts the job sets them.

@@ -1,13 +1,14 @@
-"""Cards and what lies under them."""
+"""GPU checks: driver, ECC, clocks, links, and what lies under the cards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.doctor.check import Change, Check, Seen, cards, fail, known, ok, over_gpus, warn
+from stoker.doctor.check import Change, Check, Seen, about, cards, fail, for_whom, known, ok, over_gpus, warn
 from stoker.doctor.need import Need
+from stoker.formats.sizes import counted
 from stoker.machine.plain import NOT_READ, Unknown
-from stoker.machine.snapshot import Gpu, Snapshot
+from stoker.machine.snapshot import Gpu, PcieLink, Snapshot
 
 _OLDEST_DRIVER = 525  # the first for CUDA 12, which torch 2.4 and later are built with
 _DMABUF_KERNEL = (5, 12)
@@ -19,18 +20,19 @@ def present(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     on_bus, found = snapshot.gpu_stack.on_bus, snapshot.gpus
     if isinstance(found, Unknown) and found != NOT_READ and isinstance(on_bus, int) and on_bus:
         yield fail(
-            f"{on_bus} NVIDIA cards on the PCI bus, and no driver that answers ({found.reason})",
+            f"{counted(on_bus, 'NVIDIA card')} on the PCI bus, and no driver that answers ({found.reason})",
             "nvidia-smi  # says what is wrong; install the driver, or run the container with --gpus all",
         )
         return
     count = len(known(found))
     if need.gpus is not None and count < need.gpus:
-        yield fail(f"{count} GPUs, {need.gpus} are needed", _gpus_fix(snapshot, need.gpus))
+        yield fail(f"{counted(count, 'GPU')} of {need.gpus} needed", *_gpus_fixes(snapshot, need.gpus))
     elif not count:
         yield ok("no NVIDIA GPU here")
     elif isinstance(on_bus, int) and on_bus > count and snapshot.surroundings.container is None:
         yield warn(
-            f"{on_bus} cards on the PCI bus, the driver sees {count}", "dmesg | grep -i nvrm  # lost a card?"
+            f"{counted(on_bus, 'card')} on the PCI bus, the driver sees {count}",
+            "dmesg | grep -i nvrm  # lost a card?",
         )
     else:
         yield ok(f"{count} × {_names(snapshot)}")
@@ -92,6 +94,8 @@ def pcie(gpu: Gpu) -> Seen:
     gen, highest = known(gpu.pcie_gen), known(gpu.pcie_gen_max)
     read = f"PCIe gen {gen} × {width} of gen {highest} × {widest}"
     busy = gpu.performance_state == 0
+    if slot := _slot(gpu, highest, widest):
+        return warn(f"{read}; {slot}", "another slot or riser for the card, or a host of its generation")
     if width < widest:
         return warn(read, "reseat the card or its riser; look at the slot's lanes in the firmware's set-up")
     if gen < highest and busy:
@@ -99,6 +103,20 @@ def pcie(gpu: Gpu) -> Seen:
             read, "firmware: PCIe link speed of the slot to Auto or the highest; then nvidia-smi -q -d PCIE"
         )
     return ok(read if gen == highest else f"{read}; an idle link may rest")
+
+
+def _slot(gpu: Gpu, highest: int, widest: int) -> str:
+    """NVML's best is of card and slot together; the kernel knows the card's own."""
+    own = gpu.pcie
+    if (
+        not isinstance(own, PcieLink)
+        or isinstance(own.gen_max, Unknown)
+        or isinstance(own.width_max, Unknown)
+    ):
+        return ""
+    if own.gen_max > highest or own.width_max > widest:
+        return f"the card could have gen {own.gen_max} × {own.width_max}"
+    return ""
 
 
 def peers(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
@@ -182,15 +200,13 @@ def _names(snapshot: Snapshot) -> str:
     return ", ".join(dict.fromkeys(str(gpu.name) for gpu in cards(snapshot) if isinstance(gpu.name, str)))
 
 
-def _gpus_fix(snapshot: Snapshot, count: int) -> str:
-    if snapshot.surroundings.kubernetes is True:
-        return f"spec.containers[].resources.limits: {{nvidia.com/gpu: {count}}}"
-    if snapshot.surroundings.slurm is True:
-        return f"#SBATCH --gpus-per-node={count}"
-    return (
-        f"docker run --gpus {count} …"
-        if isinstance(snapshot.surroundings.container, str)
-        else "nvidia-smi -L"
+def _gpus_fixes(snapshot: Snapshot, count: int) -> tuple[str, ...]:
+    return for_whom(
+        snapshot,
+        kubernetes=f"spec.containers[].resources.limits: {{nvidia.com/gpu: {count}}}",
+        slurm=f"#SBATCH --gpus-per-node={count}",
+        container=f"docker run --gpus {count} …",
+        machine="nvidia-smi -L",
     )
 
 
@@ -199,78 +215,65 @@ def _kernel(snapshot: Snapshot) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers[:2] if number.isdigit())
 
 
-CHECKS = (
+CHECKS = about(
+    "GPU",
     Check(
-        name="GPUs",
-        subject="GPU",
-        why="A card that the driver does not answer for is lost to the job, often silently on one node of "
-        "many.",
-        look=present,
+        "GPUs",
+        present,
+        "A card that the driver does not answer for is lost to the job, often silently on one node of many.",
     ),
     Check(
-        name="GPU driver",
-        subject="GPU",
-        why="torch's CUDA needs a driver of its time; with an older one it falls back to the CPU or fails at "
+        "GPU driver",
+        driver_version,
+        "torch's CUDA needs a driver of its time; with an older one it falls back to the CPU or fails at "
         "start.",
-        look=driver_version,
     ),
     Check(
-        name="persistence mode",
-        subject="GPU",
-        why="Without it the driver unloads when nobody uses the card: every start waits seconds for it, and "
+        "persistence mode",
+        over_gpus(persistence),
+        "Without it the driver unloads when nobody uses the card: every start waits seconds for it, and "
         "settings are lost.",
-        look=over_gpus(persistence),
     ),
     Check(
-        name="ECC",
-        subject="GPU",
-        why="Without ECC a flipped bit is a silently wrong weight; uncorrected errors end jobs at random.",
-        look=over_gpus(ecc),
+        "ECC",
+        over_gpus(ecc),
+        "Without ECC a flipped bit is a silently wrong weight; uncorrected errors end jobs at random.",
     ),
     Check(
-        name="power limit",
-        subject="GPU",
-        why="A card below its power limit by default is slower than its peers, and all ranks wait for it.",
-        look=over_gpus(power),
+        "power limit",
+        over_gpus(power),
+        "A card below its power limit by default is slower than its peers, and all ranks wait for it.",
     ),
     Check(
-        name="GPU clocks",
-        subject="GPU",
-        why="Heat or a weak supply pulls clocks down while utilisation still says 100%. A software power "
-        "cap at "
+        "GPU clocks",
+        over_gpus(clocks),
+        "Heat or a weak supply pulls clocks down while utilisation still says 100%. A software power cap at "
         "full load is healthy.",
-        look=over_gpus(clocks),
     ),
     Check(
-        name="PCIe link",
-        subject="GPU",
-        why="All data comes to the card over this link; half the lanes are half the speed of every copy.",
-        look=over_gpus(pcie),
+        "PCIe link",
+        over_gpus(pcie),
+        "All data comes to the card over this link; half the lanes are half the speed of every copy.",
     ),
     Check(
-        name="peer access",
-        subject="GPU",
-        why="Cards that cannot read each other's memory pass every gradient through the host.",
-        look=peers,
+        "peer access",
+        peers,
+        "Cards that cannot read each other's memory pass every gradient through the host.",
     ),
     Check(
-        name="NVLink",
-        subject="GPU",
-        why="One link that is down slows every collective of the node to its pace, or sends it over PCIe.",
-        look=over_gpus(nvlink),
+        "NVLink",
+        over_gpus(nvlink),
+        "One link that is down slows every collective of the node to its pace, or sends it over PCIe.",
     ),
     Check(
-        name="peer memory",
-        subject="GPU",
-        why="Without it (or dma-buf) adapters cannot read the card's memory: NCCL copies through the host.",
-        look=peer_memory,
+        "peer memory",
+        peer_memory,
+        "Without it (or dma-buf) adapters cannot read the card's memory: NCCL copies through the host.",
     ),
     Check(
-        name="GPUDirect Storage",
-        subject="GPU",
-        why="With nvidia-fs cuFile reads from the disk into the card; without, it goes through host "
-        "memory like "
+        "GPUDirect Storage",
+        direct_storage,
+        "With nvidia-fs cuFile reads from the disk into the card; without, it goes through host memory like "
         "any read, which is fine, unless that is forbidden.",
-        look=direct_storage,
     ),
 )

@@ -1,15 +1,14 @@
-"""A machine's state of health for Prometheus: what `stoker doctor --metrics` serves. Pure."""
+"""Prometheus metrics of a machine's health: what `stoker doctor --metrics` serves. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from stoker.doctor.check import LEVELS, Result
+from stoker.formats.prometheus import head, sample
 
-_HEAD = """\
-# HELP stoker_machine_check What a check of the machine says: 0 ok, 1 unknown, 2 warn, 3 fail.
-# TYPE stoker_machine_check gauge
-"""
+_NAME = "stoker_machine_check"
+_HELP = "What a check of the machine says: 0 ok, 1 unknown, 2 warn, 3 fail."
 
 
 def expose(results: Iterable[Result], *, node: str) -> str:
@@ -19,11 +18,7 @@ def expose(results: Iterable[Result], *, node: str) -> str:
         key = (result.check.subject, result.check.name)
         worst[key] = max(worst.get(key, 0), LEVELS.index(result.level))
     lines = [
-        f'stoker_machine_check{{node="{_quoted(node)}",subject="{subject}",check="{name}"}} {level}\n'
+        sample(_NAME, (("node", node), ("subject", subject), ("check", name)), level)
         for (subject, name), level in worst.items()
     ]
-    return _HEAD + "".join(lines)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return head(_NAME, kind="gauge", help=_HELP) + "".join(lines)

@@ -1,17 +1,28 @@
-"""Memory that a feeding process needs: shared, limited, locked."""
+"""Memory checks: shared memory, limits, locked memory, swap, huge pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.doctor.check import Check, Seen, cards, fail, has_rdma, known, ok, say, warn
-from stoker.doctor.need import Need
+from stoker.doctor.check import (
+    Check,
+    Seen,
+    about,
+    cards,
+    fail,
+    for_whom,
+    has_rdma,
+    known,
+    ok,
+    say,
+    set_for_good,
+    warn,
+)
+from stoker.doctor.need import SHM_A_GPU, Need
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import UNLIMITED, Snapshot
 
 _CONTAINER_SHM = 64 << 20  # what docker and containerd give
-# Eight workers, two batches each, 64 MiB a batch: the least that a DataLoader of images wants for a GPU.
-_USUAL_SHM = 1 << 30
 _USUAL_MEMLOCK = 1 << 30
 _USUAL_OPEN_FILES = 4096  # a DataLoader's worker passes every tensor as a file descriptor
 _CALM_SWAPPINESS = 10
@@ -19,7 +30,7 @@ _CALM_SWAPPINESS = 10
 
 def shared_memory(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     size, used = known(snapshot.memory.shm_bytes), known(snapshot.memory.shm_used_bytes)
-    free, wanted = size - used, need.shm_bytes or _USUAL_SHM * max(1, len(cards(snapshot)))
+    free, wanted = size - used, need.shm_bytes or SHM_A_GPU * max(1, len(cards(snapshot)))
     read = f"/dev/shm has {say(size)}, {say(used)} of it used"
     fixes = _shm_fixes(snapshot, wanted + used)
     if need.shm_bytes is not None and free < need.shm_bytes:
@@ -78,12 +89,15 @@ def locked_memory(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     if soft == UNLIMITED or soft >= wanted:
         yield ok(read)
         return
-    fixes = _memlock_fixes(snapshot, hard)
+    if not isinstance(snapshot.nics, Unknown) and not has_rdma(snapshot):
+        yield ok(f"{read}; no RDMA device is here to register memory")
+        return
+    fixes = _memlock_fixes(snapshot, hard, wanted)
     if need.memlock_bytes is not None:
         read += f"; {say(need.memlock_bytes)} are needed"
     if snapshot.limits.may_lock_any is True:
         yield warn(f"{read}; CAP_IPC_LOCK lifts it for this process, not for one without", *fixes)
-    elif need.memlock_bytes is not None or has_rdma(snapshot):
+    elif has_rdma(snapshot):
         yield fail(read, *fixes)
     else:
         yield warn(read, *fixes)
@@ -97,10 +111,10 @@ def open_files(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
         yield ok(read)
         return
     reachable = hard == UNLIMITED or hard >= wanted
-    fixes = [f"ulimit -n {max(wanted, 65536) if hard == UNLIMITED else hard}"] if reachable else []
+    fixes: tuple[str, ...] = (f"ulimit -n {max(wanted, 65536) if hard == UNLIMITED else hard}",)
     if not reachable:
-        fixes.append(_ulimit_fix(snapshot, "nofile", "1048576", service="LimitNOFILE=1048576"))
-    tell = fail if need.open_files is not None else warn
+        fixes = _ulimit_fixes(snapshot, "nofile", "1048576", service="LimitNOFILE=1048576")
+    tell = fail if need.open_files is not None and not reachable else warn
     yield tell(f"{read}; {wanted:,} are {'needed' if need.open_files is not None else 'usual'}", *fixes)
 
 
@@ -112,7 +126,7 @@ def swap(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     swappiness = known(snapshot.memory.swappiness)
     read = f"{say(used)} of {say(total)} swap used, swappiness {swappiness}"
     if swappiness > _CALM_SWAPPINESS:
-        yield warn(read, f"sysctl vm.swappiness=1  # to keep it: echo vm.swappiness=1 > {_SYSCTL}")
+        yield warn(read, set_for_good("vm.swappiness", 1))
     else:
         yield ok(read)
 
@@ -132,15 +146,9 @@ def huge_pages(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
 def zone_reclaim(snapshot: Snapshot, need: Need) -> Iterator[Seen]:
     mode = known(snapshot.memory.zone_reclaim)
     if mode:
-        yield warn(
-            f"vm.zone_reclaim_mode is {mode}",
-            f"sysctl vm.zone_reclaim_mode=0  # to keep it: echo vm.zone_reclaim_mode=0 > {_SYSCTL}",
-        )
+        yield warn(f"vm.zone_reclaim_mode is {mode}", set_for_good("vm.zone_reclaim_mode", 0))
     else:
         yield ok("vm.zone_reclaim_mode is 0")
-
-
-_SYSCTL = "/etc/sysctl.d/90-stoker.conf"
 
 
 def _count(value: int) -> str:
@@ -153,108 +161,100 @@ def _gib(count: int) -> int:
 
 def _shm_fixes(snapshot: Snapshot, count: int) -> tuple[str, ...]:
     size = max(1, _gib(count))
-    if snapshot.surroundings.kubernetes is True:
-        return (
+    return for_whom(
+        snapshot,
+        kubernetes=(
             f"spec.volumes: [{{name: dshm, emptyDir: {{medium: Memory, sizeLimit: {size}Gi}}}}]",
             "spec.containers[].volumeMounts: [{name: dshm, mountPath: /dev/shm}]",
-        )
-    if isinstance(snapshot.surroundings.container, str):
-        return (f"docker run --shm-size={size}g …  # or --ipc=host",)
-    return (f"mount -o remount,size={size}G /dev/shm",)
+        ),
+        container=f"docker run --shm-size={size}g …  # or --ipc=host",
+        machine=f"mount -o remount,size={size}G /dev/shm",
+    )
 
 
 def _memory_fixes(snapshot: Snapshot, count: int) -> tuple[str, ...]:
     size = max(1, _gib(count))
-    if snapshot.surroundings.kubernetes is True:
-        return (f"spec.containers[].resources.limits: {{memory: {size}Gi}}",)
-    if snapshot.surroundings.slurm is True:
-        return (f"#SBATCH --mem={size}G",)
-    if isinstance(snapshot.surroundings.container, str):
-        return (f"docker run --memory={size}g …",)
-    return (f"run on a machine with {size} GiB, or make batches, prefetch or the model's state smaller",)
+    return for_whom(
+        snapshot,
+        kubernetes=f"spec.containers[].resources.limits: {{memory: {size}Gi}}",
+        slurm=f"#SBATCH --mem={size}G",
+        container=f"docker run --memory={size}g …",
+        machine=f"run on a machine with {size} GiB, or make batches, prefetch or the model's state smaller",
+    )
 
 
-def _memlock_fixes(snapshot: Snapshot, hard: int) -> tuple[str, ...]:
-    if hard == UNLIMITED:
-        return ("ulimit -l unlimited",)
-    return (_ulimit_fix(snapshot, "memlock", "unlimited", service="LimitMEMLOCK=infinity"),)
+def _memlock_fixes(snapshot: Snapshot, hard: int, wanted: int) -> tuple[str, ...]:
+    if hard == UNLIMITED or hard >= wanted:  # a shell counts in KiB
+        return (f"ulimit -l {'unlimited' if hard == UNLIMITED else hard >> 10}",)
+    return _ulimit_fixes(snapshot, "memlock", "unlimited", service="LimitMEMLOCK=infinity")
 
 
-def _ulimit_fix(snapshot: Snapshot, name: str, value: str, *, service: str) -> str:
+def _ulimit_fixes(snapshot: Snapshot, name: str, value: str, *, service: str) -> tuple[str, ...]:
     """The line for whoever starts the process: a limit cannot be raised from inside."""
-    if snapshot.surroundings.kubernetes is True:
-        if name == "memlock":
-            return 'spec.containers[].securityContext: {capabilities: {add: ["IPC_LOCK"]}}'
-        return f"on the node: systemctl edit containerd  # [Service] {service}"
-    if snapshot.surroundings.slurm is True:
-        return (
-            f"on the nodes: systemctl edit slurmd  # [Service] {service}; "
-            f"in slurm.conf: PropagateResourceLimitsExcept={name.upper()}"
-        )
-    if isinstance(snapshot.surroundings.container, str):
-        number = "-1" if value == "unlimited" else value
-        return f"docker run --ulimit {name}={number}:{number} …"
-    return f"echo '* - {name} {value}' > /etc/security/limits.d/90-stoker.conf  # then log in anew"
+    pod = f"on the node: systemctl edit containerd  # [Service] {service}"
+    if name == "memlock":
+        pod = 'spec.containers[].securityContext: {capabilities: {add: ["IPC_LOCK"]}}'
+    number = "-1" if value == "unlimited" else value
+    return for_whom(
+        snapshot,
+        kubernetes=pod,
+        slurm=f"on the nodes: systemctl edit slurmd  # [Service] {service}; "
+        f"in slurm.conf: PropagateResourceLimitsExcept={name.upper()}",
+        container=f"docker run --ulimit {name}={number}:{number} …",
+        # `*` is everybody but root, and a file for each limit: the next fix must not overwrite this one
+        machine=f"printf '%s\\n' '* - {name} {value}' 'root - {name} {value}' > "
+        f"/etc/security/limits.d/90-stoker-{name}.conf  # then log in anew",
+    )
 
 
-CHECKS = (
+CHECKS = about(
+    "memory",
     Check(
-        name="shared memory",
-        subject="memory",
-        why="Worker processes pass batches, and NCCL its buffers, through /dev/shm. Where it is full they "
-        "die "
+        "shared memory",
+        shared_memory,
+        "Worker processes pass batches, and NCCL its buffers, through /dev/shm. Where it is full they die "
         "with a bus error. Stoker's own loader uses threads and needs none of it.",
-        look=shared_memory,
     ),
     Check(
-        name="memory limit",
-        subject="memory",
-        why="A process that goes over its limit is killed without a word; page cache, which makes the second "
+        "memory limit",
+        memory_limit,
+        "A process that goes over its limit is killed without a word; page cache, which makes the second "
         "epoch quick, lives inside the limit too.",
-        look=memory_limit,
     ),
     Check(
-        name="shared memory in the limit",
-        subject="memory",
-        why="What lies in /dev/shm counts against the container's memory limit, an emptyDir's sizeLimit too: "
-        "a limit of 100 GiB with 32 GiB of /dev/shm leaves 68 GiB for processes.",
-        look=shared_memory_in_limit,
+        "shared memory in the limit",
+        shared_memory_in_limit,
+        "What lies in /dev/shm counts against the container's memory limit, an emptyDir's sizeLimit too: a "
+        "limit of 100 GiB with 32 GiB of /dev/shm leaves 68 GiB for processes.",
     ),
     Check(
-        name="locked memory",
-        subject="memory",
-        why="RDMA (NCCL over InfiniBand, RoCE or EFA) and mlock() register memory against this limit, and "
-        "fail past it. CUDA's own pinned memory does not count.",
-        look=locked_memory,
+        "locked memory",
+        locked_memory,
+        "RDMA (NCCL over InfiniBand, RoCE or EFA) and mlock() register memory against this limit, and fail "
+        "past it. CUDA's own pinned memory does not count.",
     ),
     Check(
-        name="open files",
-        subject="memory",
-        why="Every shard, connection and tensor passed between processes is an open file; past the limit the "
+        "open files",
+        open_files,
+        "Every shard, connection and tensor passed between processes is an open file; past the limit the "
         "loader dies with `Too many open files`, hours into a run.",
-        look=open_files,
     ),
     Check(
-        name="swap",
-        subject="memory",
-        why="Reading a dataset fills the page cache; a kernel that would rather swap pushes out the "
-        "memory of "
+        "swap",
+        swap,
+        "Reading a dataset fills the page cache; a kernel that would rather swap pushes out the memory of "
         "the training process, and a step takes seconds.",
-        look=swap,
     ),
     Check(
-        name="huge pages",
-        subject="memory",
-        why="Pinning and copying gigabytes page by page costs 512 times as many entries; defrag=always makes "
-        "an allocation wait while the kernel moves pages.",
-        look=huge_pages,
+        "huge pages",
+        huge_pages,
+        "Pinning and copying gigabytes page by page costs 512 times as many entries; defrag=always makes an "
+        "allocation wait while the kernel moves pages.",
     ),
     Check(
-        name="zone reclaim",
-        subject="memory",
-        why="With it a NUMA node drops page cache of its own rather than use memory of another: staged "
-        "data is "
+        "zone reclaim",
+        zone_reclaim,
+        "With it a NUMA node drops page cache of its own rather than use memory of another: staged data is "
         "read from disk again.",
-        look=zone_reclaim,
     ),
 )

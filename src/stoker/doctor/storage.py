@@ -1,10 +1,11 @@
-"""Local storage: disks, mounts, room, and where caches lie."""
+"""Local storage checks: disks, mounts, room, and where caches lie."""
 
 from __future__ import annotations
 
+import json
 import shlex
 
-from stoker.doctor.check import Change, Check, Seen, fail, known, ok, over_places, say, warn
+from stoker.doctor.check import Change, Check, Seen, about, fail, known, ok, over_places, say, warn
 from stoker.doctor.need import Need
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Disk, Place, Snapshot
@@ -15,6 +16,9 @@ _LOCAL = ("ext4", "xfs", "btrfs", "zfs", "f2fs", "ext3", "bcachefs")
 _LEAST_READ_AHEAD = 128 << 10  # the kernel's own default
 _GOOD_READ_AHEAD_KB = 4096
 _LOW_SHARE = 0.05
+_NO_ROOM = 1 << 30  # a cache that cannot take two shards
+_FEW_INODES = 100
+_FAR_DISKS = ("rbd", "nbd", "drbd", "zd", "sr")
 _HUB_BYTES = 50 << 30  # one model of 8 billion parameters takes 16 GB, its dataset as much again
 
 
@@ -49,7 +53,8 @@ def rotational(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     if disk.name.startswith(("vd", "xvd")):
         return ok(f"{disk.name} is a virtual disk; it says that it turns, which its host may not mean")
     return warn(
-        f"{disk.name} is a turning disk", f"stoker stage URL --cache {_better(snapshot) or '/nvme/stoker'}"
+        f"{disk.name} is a turning disk",
+        f"stoker stage URL --cache {shlex.quote(_better(snapshot) or '/nvme/stoker')}",
     )
 
 
@@ -67,11 +72,17 @@ def access_times(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 
 
 def synchronous(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
-    slow = [word for word in ("sync", "dirsync") if word in known(place.options)]
+    options = known(place.options)
+    slow = [word for word in ("sync", "dirsync") if word in options]
     if not slow:
         return ok("writes are not synchronous")
-    mountpoint = shlex.quote(known(place.mountpoint))
-    return warn(f"mounted {', '.join(slow)}", f"mount -o remount,async {mountpoint}")
+    mountpoint, source = shlex.quote(known(place.mountpoint)), shlex.quote(known(place.source))
+    if "dirsync" not in slow:
+        return warn("mounted sync", f"mount -o remount,async {mountpoint}")
+    # No remount takes dirsync away: tried with util-linux 2.38, which sets flags one by one.
+    kept = shlex.quote(",".join(option for option in options if option not in slow))
+    again = f"mount -t {known(place.filesystem)} -o {kept} {source} {mountpoint}"
+    return warn(f"mounted {', '.join(slow)}", f"umount {mountpoint} && {again}")
 
 
 def filesystem(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
@@ -87,7 +98,7 @@ def filesystem(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
         return ok(kind)
     return warn(
         f"{kind}: each read takes a detour through another process or the host",
-        f"stoker stage URL --cache {_better(snapshot) or '/nvme/stoker'}",
+        f"stoker stage URL --cache {shlex.quote(_better(snapshot) or '/nvme/stoker')}",
     )
 
 
@@ -105,8 +116,20 @@ def room(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     if place.role == "data" and "ro" in known(place.options):
         return ok(read)
     if total and free < _LOW_SHARE * total:
-        return warn(read, f"du -xh -d1 {shlex.quote(known(place.mountpoint))} | sort -h  # and clear away")
+        tell = fail if place.role == "cache" and free + held < _NO_ROOM else warn
+        return tell(read, f"du -xh -d1 {shlex.quote(known(place.mountpoint))} | sort -h  # and clear away")
     return ok(read)
+
+
+def writable(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
+    path, mountpoint = shlex.quote(place.path), shlex.quote(known(place.mountpoint))
+    if "ro" in known(place.options):
+        return fail("mounted read-only", f"mount -o remount,rw {mountpoint}  # or another --cache DIR")
+    if not known(place.writable):
+        return fail(
+            "this user may not write there", f"sudo install -d -o $(id -un) {path}  # or another --cache DIR"
+        )
+    return ok("may be written")
 
 
 def inodes(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
@@ -114,18 +137,30 @@ def inodes(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     if not total:  # btrfs, for one, makes them as it goes
         return ok("no fixed number of files")
     read = f"{free:,} of {total:,} inodes free"
+    if place.role == "cache" and need.inodes is not None and free < need.inodes and not _holds(place, need):
+        return fail(f"{read}; {need.inodes:,} are needed", _inode_fix(place))
     if free < _LOW_SHARE * total:
-        return warn(
-            read,
-            f"du --inodes -x -d1 {shlex.quote(known(place.mountpoint))} | sort -n  # pack them in shards",
-        )
+        tell = fail if place.role == "cache" and free < _FEW_INODES else warn
+        return tell(read, _inode_fix(place))
     return ok(read)
+
+
+def _inode_fix(place: Place) -> str:
+    return f"du --inodes -x -d1 {shlex.quote(known(place.mountpoint))} | sort -n  # pack them in shards"
+
+
+def _holds(place: Place, need: Need) -> bool:
+    """Whether the job's files lie there already: one that comes back finds its share."""
+    held = place.held_bytes if isinstance(place.held_bytes, int) else 0
+    return need.cache_bytes is not None and 0 < need.cache_bytes <= held
 
 
 def cache_disk(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     kind, mountpoint = known(place.filesystem), known(place.mountpoint)
     better = _better(snapshot)
-    fixes = [f"stoker stage URL --cache {better}"] if better else list(_mount_fixes(snapshot, place))
+    fixes = (
+        [f"stoker stage URL --cache {shlex.quote(better)}"] if better else list(_mount_fixes(snapshot, place))
+    )
     if kind in NETWORK or kind.startswith("fuse"):
         return warn(f"the cache lies on {kind}, behind the network", *fixes)
     if kind in _MEMORY:
@@ -133,6 +168,8 @@ def cache_disk(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     if kind == "overlay":
         return warn("the cache lies in the container's own layer", *fixes)
     disk = known(place.disk)
+    if disk and disk.startswith(_FAR_DISKS):
+        return warn(f"the cache lies on {disk}, a disk behind the network", *fixes)
     if mountpoint == "/" and disk and not disk.startswith("nvme"):
         return warn(
             f"the cache lies on the root filesystem ({known(place.source)}), no NVMe is under it", *fixes
@@ -143,7 +180,8 @@ def cache_disk(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 def hub_cache(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     kind, free = known(place.filesystem), known(place.free_bytes)
     better = _better(snapshot)
-    fix = f"export HF_HOME={better or '/nvme'}/huggingface"
+    folder = f"{better or '/nvme'}/huggingface"
+    fix = f"export HF_HOME={shlex.quote(folder)}"
     if kind in NETWORK:
         return warn(f"on {kind}: every rank of every node loads over the network, and file locks hang", fix)
     if kind in ("overlay", *_MEMORY):
@@ -181,7 +219,7 @@ def _mount_fixes(snapshot: Snapshot, place: Place) -> tuple[str, ...]:
     if snapshot.surroundings.kubernetes is True:
         return (
             "spec.volumes: [{name: nvme, hostPath: {path: /mnt/nvme, type: DirectoryOrCreate}}]",
-            f"spec.containers[].volumeMounts: [{{name: nvme, mountPath: {place.path}}}]",
+            f"spec.containers[].volumeMounts: [{{name: nvme, mountPath: {json.dumps(place.path)}}}]",
         )
     if idle:
         return (
@@ -193,74 +231,67 @@ def _mount_fixes(snapshot: Snapshot, place: Place) -> tuple[str, ...]:
 
 _OURS = ("data", "cache")
 
-CHECKS = (
+CHECKS = about(
+    "storage",
     Check(
-        name="filesystem",
-        subject="storage",
-        why="Local ext4 and xfs and the parallel filesystems read at the speed of their disks; layers on top "
-        "of them do not.",
-        look=over_places(filesystem, *_OURS),
+        "filesystem",
+        over_places(filesystem, *_OURS),
+        "Local ext4 and xfs and the parallel filesystems read at the speed of their disks; layers on top of "
+        "them do not.",
     ),
     Check(
-        name="cache on NVMe",
-        subject="storage",
-        why="Staged data is read every epoch by every GPU of the node: it belongs on a disk that only "
-        "this node "
+        "cache on NVMe",
+        over_places(cache_disk, "cache"),
+        "Staged data is read every epoch by every GPU of the node: it belongs on a disk that only this node "
         "reads, and that is as fast as its GPUs eat.",
-        look=over_places(cache_disk, "cache"),
     ),
     Check(
-        name="turning disk",
-        subject="storage",
-        why="A turning disk gives 200 MB/s in one stream, and a hundredth of that when ranks read in several "
+        "turning disk",
+        over_places(rotational, *_OURS),
+        "A turning disk gives 200 MB/s in one stream, and a hundredth of that when ranks read in several "
         "places at once.",
-        look=over_places(rotational, *_OURS),
     ),
     Check(
-        name="I/O scheduler",
-        subject="storage",
-        why="NVMe orders requests by itself; bfq and cfq take a lock and CPU time for each, which caps reads "
-        "far below the disk.",
-        look=over_places(scheduler, *_OURS),
+        "I/O scheduler",
+        over_places(scheduler, *_OURS),
+        "NVMe orders requests by itself; bfq and cfq take a lock and CPU time for each, which caps reads far "
+        "below the disk.",
     ),
     Check(
-        name="read-ahead",
-        subject="storage",
-        why="Buffered sequential reads and mmap wait for each piece where the kernel fetches little ahead.",
-        look=over_places(read_ahead, *_OURS),
+        "read-ahead",
+        over_places(read_ahead, *_OURS),
+        "Buffered sequential reads and mmap wait for each piece where the kernel fetches little ahead.",
     ),
     Check(
-        name="access times",
-        subject="storage",
-        why="Without noatime reading writes: the first read of a file in a day updates its inode, "
-        "thousands of "
+        "access times",
+        over_places(access_times, *_OURS),
+        "Without noatime reading writes: the first read of a file in a day updates its inode, thousands of "
         "them in an epoch of small files.",
-        look=over_places(access_times, *_OURS),
     ),
     Check(
-        name="synchronous writes",
-        subject="storage",
-        why="Every write of a checkpoint or a staged shard waits for the disk by itself.",
-        look=over_places(synchronous, *_OURS),
+        "synchronous writes",
+        over_places(synchronous, *_OURS),
+        "Every write of a checkpoint or a staged shard waits for the disk by itself.",
     ),
     Check(
-        name="free space",
-        subject="storage",
-        why="A filesystem that fills up ends staging and checkpoints; the last free percents are slow as "
-        "well.",
-        look=over_places(room, "cache", "data"),
+        "writable cache",
+        over_places(writable, "cache"),
+        "What cannot be written there is fetched by nobody, and every rank fails at its first shard.",
     ),
     Check(
-        name="free inodes",
-        subject="storage",
-        why="A filesystem without inodes is full, whatever its free bytes say.",
-        look=over_places(inodes, *_OURS),
+        "free space",
+        over_places(room, "cache", "data"),
+        "A filesystem that fills up ends staging and checkpoints; the last free percents are slow as well.",
     ),
     Check(
-        name="Hugging Face cache",
-        subject="storage",
-        why="Models and datasets land there: in the home folder, unless told otherwise, which is small, slow "
-        "or shared by all nodes.",
-        look=over_places(hub_cache, "hub"),
+        "free inodes",
+        over_places(inodes, *_OURS),
+        "A filesystem without inodes is full, whatever its free bytes say.",
+    ),
+    Check(
+        "Hugging Face cache",
+        over_places(hub_cache, "hub"),
+        "Models and datasets land there: in the home folder, unless told otherwise, which is small, slow or "
+        "shared by all nodes.",
     ),
 )

@@ -1,1 +1,1 @@
-"""The file formats shards come in. None of them is our own: Megatron, ustar tar, seekable zstd."""
+"""File formats of shards. None of them is our own: Megatron, ustar tar, seekable zstd."""

@@ -1,4 +1,4 @@
-"""xxh3 of a file and of each of its blocks, so that a reader can verify exactly what it reads."""
+"""Checksums: xxh3 of a file and of each of its blocks, so that a reader can verify exactly what it reads."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import BadShardError
+from stoker.formats.sizes import counted
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -73,31 +74,63 @@ def index_bytes(lengths: npt.NDArray[np.integer[Any]], *, dtype: np.dtype[Any]) 
     )
 
 
+def read_dtype(path: Path) -> str:
+    """The token type in the header of an `.idx`; of one that is none, what it says instead."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    code = header[17] if len(header) == _HEADER.size else 0
+    return _CODES[code].name if code in _CODES else f"code {code}"
+
+
 def read_index(file: BinaryIO, *, name: str) -> MegatronIndex:
-    """Parse an `.idx`; a torn or foreign one raises BadShardError."""
+    """Parse an `.idx`; a torn or foreign one, or one that contradicts itself, raises BadShardError."""
     raw = file.read()
     try:
         magic, version, code, sequences, documents = _HEADER.unpack_from(raw)
     except struct.error:
         raise _bad(name, f"is {len(raw)} bytes, too short for a header") from None
     if magic != _MAGIC or version != 1 or code not in _CODES:
-        raise _bad(name, f"does not start like a Megatron index (magic {magic!r}, version {version})")
+        raise _bad(
+            name, f"does not start like a Megatron index (magic {magic!r}, version {version}, type {code})"
+        )
     wanted = _HEADER.size + sequences * 12 + documents * 8
     if len(raw) != wanted:
         raise _bad(name, f"is {len(raw):,} bytes, its header says {wanted:,}")
     lengths = np.frombuffer(raw, "<i4", sequences, _HEADER.size)
     offsets = np.frombuffer(raw, "<i8", sequences, _HEADER.size + sequences * 4)
     starts = np.frombuffer(raw, "<i8", documents, _HEADER.size + sequences * 12)
-    return MegatronIndex(dtype=_CODES[code], lengths=lengths, offsets=offsets, documents=starts)
+    index = MegatronIndex(dtype=_CODES[code], lengths=lengths, offsets=offsets, documents=starts)
+    _check(index, name)
+    return index
+
+
+def _check(index: MegatronIndex, name: str) -> None:
+    """Its sequences must lie end to end from the first byte on, and its documents be made of all of them."""
+    if index.dtype.kind not in "iu":
+        raise _bad(name, f"describes numbers of type {index.dtype.name}, which are no token ids")
+    if len(index.lengths) and (shortest := int(index.lengths.argmin())) >= 0 > index.lengths[shortest]:
+        raise _bad(name, f"gives sequence {shortest:,} {index.lengths[shortest]:,} tokens")
+    ends = np.cumsum(index.lengths, dtype=np.int64) * index.dtype.itemsize
+    wrong = np.flatnonzero(index.offsets != np.concatenate([[0], ends])[: len(ends)])
+    if len(wrong):
+        where = int(wrong[0])
+        raise _bad(
+            name,
+            f"puts sequence {where:,} at byte {index.offsets[where]:,}, which is not where the one "
+            "before it ends",
+        )
+    documents = index.documents
+    whole = len(documents) and documents[0] == 0 and documents[-1] == len(index.lengths)
+    if not whole or (np.diff(documents) < 0).any():
+        raise _bad(
+            name, f"has documents that are not made of its {counted(len(index.lengths), 'sequence')} in order"
+        )
 
 
 def check_pair(index: MegatronIndex, *, bin_bytes: int, name: str) -> None:
     """The index must describe exactly the bytes of its `.bin`."""
     if index.bin_bytes != bin_bytes:
         raise _bad(name, f"describes {index.bin_bytes:,} bytes of tokens, the .bin holds {bin_bytes:,}")
-    expected = np.cumsum(index.lengths, dtype=np.int64) * index.dtype.itemsize
-    if len(expected) and not np.array_equal(index.offsets[1:], expected[:-1]):
-        raise _bad(name, "has offsets that do not follow from its lengths")
 
 
 def read_index_file(path: Path) -> MegatronIndex:

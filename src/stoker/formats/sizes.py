@@ -1,4 +1,4 @@
-"""Bytes as people write them and say them."""
+"""Byte sizes and counts: as people write them (parsed) and say them (formatted)."""
 
 from __future__ import annotations
 
@@ -28,3 +28,30 @@ def say_size(count: float) -> str:
         value /= 1000
         units.pop(0)
     return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.95 else f"{value:.1f} {units[0]}"
+
+
+def say_binary(count: float) -> str:
+    """140 GiB: memory, limits and manifests are written in binary units."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(count) >= 1024**power:
+            return f"{three_digits(count / 1024**power)} {unit}"
+    return f"{count:.0f} B"
+
+
+def three_digits(value: float) -> str:
+    """Three figures that mean something, never an exponent."""
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, digits):,.{max(0, digits)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(number: float, thing: str) -> str:
+    """1 source, 1,200 sources, 1.5 cores, 2 processes."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
+    return f"{shown} {thing if number == 1 else plural(thing)}"
+
+
+def plural(thing: str) -> str:
+    return f"{thing}es" if thing.endswith(("s", "ch", "x")) else f"{thing}s"

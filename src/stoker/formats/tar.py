@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import BadShardError, UsageError
+from stoker.formats.sizes import counted
 
-_BLOCK = 512
+BLOCK = 512
 _NAME_LIMIT = 100
 _MOST_SUFFIXES = 1 << 16  # the index has two bytes for each
 _ANY_BYTES = "surrogateescape"  # names may hold bytes that are no UTF-8; tarfile reads them so, too
-_TEMPLATE = bytearray(_BLOCK)
+_TEMPLATE = bytearray(BLOCK)
 _TEMPLATE[100:108] = b"0000444\x00"  # mode: read-only for everyone, as webdataset's writer has it
 _TEMPLATE[108:116] = _TEMPLATE[116:124] = b"0000000\x00"  # owner and group
 _TEMPLATE[136:148] = b"00000000000\x00"  # mtime 0: the same input gives the same bytes
@@ -87,17 +89,17 @@ class TarWriter:
         parts: list[bytes] = []
         for suffix, content in members:
             number = self._suffixes.setdefault(suffix, len(self._suffixes))
-            self._rows.append((number, self._at + _BLOCK, len(content)))
-            padding = -len(content) % _BLOCK
+            self._rows.append((number, self._at + BLOCK, len(content)))
+            padding = -len(content) % BLOCK
             parts += (header(name + b"." + suffix.encode(), len(content)), content, bytes(padding))
-            self._at += _BLOCK + len(content) + padding
+            self._at += BLOCK + len(content) + padding
         self._sink.write(b"".join(parts))
         self._keys.append(name)
         self._starts.append(len(self._rows))
 
     def close(self) -> TarIndex:
         """End the archive: two empty blocks, padded to tar's 10 KiB record."""
-        self._sink.write(bytes(2 * _BLOCK + -(self._at + 2 * _BLOCK) % (20 * _BLOCK)))
+        self._sink.write(bytes(2 * BLOCK + -(self._at + 2 * BLOCK) % (20 * BLOCK)))
         return _make_index(self._keys, self._starts, tuple(self._suffixes), self._rows)
 
 
@@ -134,18 +136,40 @@ def scan(file: BinaryIO, *, name: str) -> TarIndex:
 
 
 def _members(file: BinaryIO, name: str) -> Iterator[tarfile.TarInfo]:
+    at = 0
     try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
+        with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:  # type: ignore[call-overload]
             for member in archive:
+                if member.size < 0 or member.offset_data < at or member.issparse():
+                    raise tarfile.ReadError(
+                        f"member {member.name!r} of {member.size:,} bytes is impossible here"
+                    )
+                at = member.offset_data + member.size
                 if member.isfile():
                     yield member
             # tarfile takes a cut-off archive for a short one: a whole one ends with two empty blocks
             file.seek(archive.offset)
-            ended = file.read(2 * _BLOCK) == bytes(2 * _BLOCK)
-    except tarfile.TarError as error:
+            ended = file.read(2 * BLOCK) == bytes(2 * BLOCK)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, LookupError) as error:
         raise BadShardError(f"{name}: {error}", hint="the tar is damaged: fetch or write it again") from error
     if not ended:
         raise BadShardError(f"{name} is cut short or damaged", hint="fetch or write the tar again")
+
+
+class _Bounded:
+    """A file that is never asked for more than it holds: a damaged header may announce anything, and what is
+    to be read would be reserved before it is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        here = file.tell()
+        self._size = file.seek(0, io.SEEK_END)
+        self.tell, self.seek = file.tell, file.seek
+        file.seek(here)
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._file.tell())
+        return self._file.read(left if size < 0 else min(size, left))
 
 
 def index_bytes(index: TarIndex) -> bytes:
@@ -163,14 +187,85 @@ def index_bytes(index: TarIndex) -> bytes:
     return buffer.getvalue()
 
 
-def read_index(file: BinaryIO, *, name: str) -> TarIndex:
+def read_index(file: BinaryIO, *, name: str, tar_bytes: int | None = None) -> TarIndex:
+    """Parse a side index; one that is torn or foreign, contradicts itself, or does not fit a tar of so many
+    bytes raises BadShardError."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            suffixes = tuple(suffix.decode(errors=_ANY_BYTES) for suffix in arrays["suffixes"])
-            fields = {key: arrays[key] for key in ("keys", "starts", "suffix", "offset", "size")}
-    except (ValueError, KeyError, OSError, EOFError) as error:
-        raise BadShardError(f"{name}: {error}", hint="run `stoker prepare index` on the folder") from error
-    return TarIndex(suffixes=suffixes, **fields)
+        arrays = _arrays(file)
+        index = TarIndex(
+            suffixes=tuple(suffix.decode(errors=_ANY_BYTES) for suffix in arrays["suffixes"].tolist()),
+            **{key: arrays[key] for key in ("keys", "starts", "suffix", "offset", "size")},
+        )
+        fault = _fault(index, tar_bytes)
+    # a parser of bytes that may be anybody's: whatever it stumbles over, they are no index
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        raise BadShardError(
+            f"{name} is no index of a tar: {fault}", hint="run `stoker prepare index` on the folder"
+        )
+    return index
+
+
+def _arrays(file: BinaryIO) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an uncompressed npz. Not by numpy.load, which reserves what a damaged header asks for."""
+    found = {}
+    with zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                raise ValueError(f"{info.filename} is compressed or encrypted")
+            found[info.filename.removesuffix(".npy")] = _array(archive.read(info))
+    return found
+
+
+def _array(raw: bytes) -> npt.NDArray[Any]:
+    stream = io.BytesIO(raw)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array of another version")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if len(shape) != 1 or dtype.kind not in "iuS" or shape[0] * dtype.itemsize != len(raw) - stream.tell():
+        raise ValueError(f"an array of {shape} {dtype} in {len(raw) - stream.tell():,} bytes")
+    return np.frombuffer(raw, dtype, offset=stream.tell()) if dtype.itemsize else np.zeros(shape, dtype)
+
+
+def _fault(index: TarIndex, tar_bytes: int | None) -> str:
+    """What is impossible about an index; empty if nothing is."""
+    members, starts = len(index.offset), index.starts
+    if {index.keys.dtype.kind} | {a.dtype.kind for a in (starts, index.offset, index.size)} != {"S", "i"}:
+        return "its arrays have other types"
+    if len(index.suffix) != members or len(index.size) != members or len(starts) != len(index) + 1:
+        return (
+            f"its arrays have other lengths ({counted(len(index), 'sample')}, {counted(members, 'member')})"
+        )
+    if starts[0] != 0 or starts[-1] != members or (np.diff(starts) < 1).any():
+        return f"its samples are not made of its {counted(members, 'member')} in order"
+    if members and not 0 <= int(index.suffix.min()) <= int(index.suffix.max()) < len(index.suffixes):
+        return f"its members have more than {counted(len(index.suffixes), 'kind')}"
+    # each member begins behind the one before it, its padding and its own header, at a block
+    begins = np.concatenate([[0], index.offset + -(-index.size // BLOCK) * BLOCK])
+    gaps = index.offset - begins[:-1]
+    wrong = np.flatnonzero((index.size < 0) | (gaps < BLOCK) | (gaps % BLOCK != 0))
+    if len(wrong):
+        row = int(wrong[0])
+        return (
+            f"member {row:,} of {index.size[row]:,} bytes at byte {index.offset[row]:,} is impossible there"
+        )
+    if tar_bytes is not None and begins[-1] > tar_bytes:
+        return f"its members end at byte {begins[-1]:,}, the tar at {tar_bytes:,}"
+    return ""
+
+
+def is_header_of(block: bytes, *, name: str, size: int) -> bool:
+    """Whether the 512 bytes before a member are those of the member that an index says is there. Long names
+    and sizes stand elsewhere, and are not compared."""
+    try:
+        if size < 1 << 33 and int(block[124:136].strip(b" \0") or b"0", 8) != size:
+            return False
+    except ValueError:
+        return False
+    wanted = name.encode(errors=_ANY_BYTES)
+    found = block[:_NAME_LIMIT].partition(b"\0")[0]
+    return found == wanted or not wanted.isascii() or len(wanted) > _NAME_LIMIT or block[345] != 0
 
 
 def read_index_file(path: Path) -> TarIndex:

@@ -7,7 +7,6 @@ u32 frames, u8 descriptor 0, u32 0x8F92EAB1.
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 import sys
@@ -19,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import BadShardError, require
+from stoker.formats.seekable import SeekableBytes
 
 FRAME_BYTES = 4 << 20
 LEVEL = 3  # 1.0 byte a token of the sample corpus; higher levels gain little and cost much
 
+_MOST_FRAME_BYTES = 1 << 30  # of plain bytes: one is held in memory
 _SKIPPABLE, _FOOTER_MAGIC = 0x184D2A5E, 0x8F92EAB1
 _FOOTER = struct.Struct("<IBI")
 
@@ -69,42 +70,21 @@ class _Table:
     plain_starts: npt.NDArray[np.int64]
 
 
-class SeekableReader(io.RawIOBase):
+class SeekableReader(SeekableBytes):
     """A seekable view of the plain bytes; holds one frame at a time."""
 
     def __init__(self, file: BinaryIO, *, name: str) -> None:
-        super().__init__()
-        self._file, self._name, self._at = file, name, 0
+        self._file, self._name = file, name
         self._table = _read_table(file, name)
+        super().__init__(int(self._table.plain_starts[-1]))
         self._zstd = zstd_module()
         self._frame, self._frame_number = b"", -1
 
-    @property
-    def size(self) -> int:
-        return int(self._table.plain_starts[-1])
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:  # any writable buffer
-        if self._at >= self.size:
-            return 0
-        number = int(np.searchsorted(self._table.plain_starts, self._at, side="right")) - 1
-        start = self._at - int(self._table.plain_starts[number])
+    def read_at(self, place: int, buffer: Any) -> int:
+        number = int(np.searchsorted(self._table.plain_starts, place, side="right")) - 1
+        start = place - int(self._table.plain_starts[number])
         part = self._load(number)[start : start + len(buffer)]
         buffer[: len(part)] = part
-        self._at += len(part)
         return len(part)
 
     def close(self) -> None:
@@ -121,11 +101,12 @@ class SeekableReader(io.RawIOBase):
         return self._frame
 
     def _decompress(self, packed: bytes, number: int, plain_bytes: int) -> bytes:
-        try:
-            plain: bytes = self._zstd.decompress(packed)
-        except self._zstd.ZstdError as error:
+        decompressor = self._zstd.ZstdDecompressor()
+        try:  # never more than was announced, whatever the frame would grow to
+            plain: bytes = decompressor.decompress(packed, max_length=plain_bytes + 1)
+        except (self._zstd.ZstdError, EOFError) as error:
             raise _bad(self._name, f"frame {number}: {error}") from error
-        if len(plain) != plain_bytes:
+        if len(plain) != plain_bytes or not decompressor.eof:
             raise _bad(
                 self._name, f"frame {number} holds {len(plain):,} bytes, its table says {plain_bytes:,}"
             )
@@ -154,4 +135,10 @@ def _read_table(file: BinaryIO, name: str) -> _Table:
     file.seek(start)
     rows = np.frombuffer(file.read(frames * 8), "<u4").reshape(-1, 2).astype(np.int64)
     starts = np.concatenate([np.zeros((1, 2), np.int64), rows.cumsum(axis=0)])
+    if starts[-1, 0] != start - 8:
+        raise _bad(
+            name, f"its seek table describes {starts[-1, 0]:,} bytes of frames, there are {start - 8:,}"
+        )
+    if frames and rows[:, 1].max() > _MOST_FRAME_BYTES:
+        raise _bad(name, f"a frame of {rows[:, 1].max():,} bytes is too large to be read")
     return _Table(packed_starts=starts[:, 0], plain_starts=starts[:, 1])

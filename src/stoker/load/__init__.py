@@ -1,1 +1,1 @@
-"""Load: shards on local disk into batches, and batches into the GPU."""
+"""Data loading: shards on local disk into batches, and batches into the GPU."""

@@ -1,4 +1,28 @@
-"""From options to an engine: which store and which assembler make the groups."""
+"""Engine selection: which store, readers, assembler and pipeline a set of loader options yields.
+
+    data and options                     chunks lie in            batches are made by
+    -----------------------------------  -----------------------  -----------------------------------------
+    tokens, packing="concat"             store.Store              assembly.batch.WindowAssembler
+    the same, device set, no processes   device.card.DeviceStore  device.card.DeviceWindows, on the device
+    tokens, "pad" "buckets" "best-fit"   store.Store              assembly.documents.DocumentAssembler
+    WebDataset tars                      store.Store              assembly.samples.SampleAssembler
+    a map-style dataset, an array        nowhere                  assembly.items.ItemAssembler
+
+    who reads a chunk (the first that holds)
+    -----------------------------------------------------------------------------------------------------
+    workers="inline"                 the caller's thread
+    "concat" on the host             threads in C (`pool`) where built, unless reader="mmap"; else as below
+    "concat" on a CUDA device        cuFile for reader="cufile" where it opens; else threads in C, for
+                                     reader="mmap" out of the pinned page cache (`device.pinned`)
+    everything else                  Python's threads; to a device through pinned stages (`device.pump`)
+
+    workers=    "thread" (default): prefetch.pipeline.Background    "inline": prefetch.pipeline.Inline
+                "process": prefetch.workers.Processes, each with an engine on the host of its own
+
+What the threads in C cannot read (a file still to be fetched, blocks they cannot verify) Python's read. Where
+`memory` does not hold a chunk for every lane, windows are read one by one (`Parts.alone`). What is not made
+on the device `feeder` copies there, batch by batch (`device.streams.Copier`).
+"""
 
 from __future__ import annotations
 
@@ -10,28 +34,36 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stoker.load.batch import Assembler, WindowAssembler
-from stoker.load.documents import DocumentAssembler
+from stoker.formats.sizes import counted
+from stoker.load.assembly.batch import Assembler, WindowAssembler
+from stoker.load.assembly.documents import DocumentAssembler
+from stoker.load.assembly.items import ItemAssembler, NoChunks
+from stoker.load.assembly.rows import Batch
+from stoker.load.assembly.samples import SampleAssembler
+from stoker.load.assembly.transform import Transforms
+from stoker.load.device.pinned import PageCache, spare_memory
 from stoker.load.options import LoaderOptions
-from stoker.load.parts import Parts, slot_bytes, token_dtype
-from stoker.load.pinned import PageCache, spare_memory
-from stoker.load.pipeline import Maker
+from stoker.load.parts import ALL_LANES, MOST_READERS, Parts, slot_bytes, token_dtype
 from stoker.load.pool import NativePool, open_pool
-from stoker.load.rows import Batch
-from stoker.load.samples import SampleAssembler
+from stoker.load.prefetch.pipeline import Maker
+from stoker.load.prefetch.tune import Limits
+from stoker.load.reading.chunks import ChunkLoader, Chunks
+from stoker.load.reading.cufile import Opened, open_cufile
+from stoker.load.reading.items import ItemsLayout
+from stoker.load.reading.layout import Documents, Windows
 from stoker.load.store import Store
-from stoker.reading.chunks import ChunkCache, ChunkLoader
-from stoker.reading.cufile import Opened, open_cufile
-from stoker.reading.layout import Documents, Windows
-from stoker.world import usable_cores
+from stoker.machine.allowed import usable_cores
 
 # Gathered when it is asked for, by a loop without threads (in turns with whole groups: 1 MiB 0.94, 1.5 to
 # 3 MiB 1.03 to 1.08 of their speed).
 _AT_ONCE_BYTES = 2 << 20
+_READS_WARNED_OF = 1.3  # times that all ranks together read a sample
 _DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
 
 
-def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assembler:
+def make_assembler(
+    parts: Parts, store: Store, options: LoaderOptions, transforms: Transforms | None
+) -> Assembler:
     layouts: Any = parts.layouts  # all of one kind, as sample_layouts made them
     if isinstance(layouts[0], Windows):
         return WindowAssembler(
@@ -53,10 +85,18 @@ def make_assembler(parts: Parts, store: Store, options: LoaderOptions) -> Assemb
             pad_id=options.pad_id,
             labels=options.labels,
             trim=options.packing == "buckets",
+            packed=options.packing == "best-fit",
         )
     return SampleAssembler(
-        layouts, batch_size=options.batch_size, transform=options.transform, collate=options.collate
+        layouts, batch_size=options.batch_size, transforms=transforms, collate=options.collate
     )
+
+
+def _transforms(options: LoaderOptions) -> Transforms | None:
+    if options.transform is None:
+        return None
+    threads = (options.threads or usable_cores()) if options.workers == "thread" else 1
+    return Transforms(options.transform, threads=threads)
 
 
 def _at_once(parts: Parts) -> int:
@@ -66,7 +106,7 @@ def _at_once(parts: Parts) -> int:
 def _wrapper(output: str) -> Callable[[Any], Any]:
     if output == "numpy":
         return lambda array: array
-    from stoker.load.device import as_tensor  # a home of torch
+    from stoker.load.device.streams import as_tensor  # a home of torch
 
     return as_tensor
 
@@ -74,11 +114,11 @@ def _wrapper(output: str) -> Callable[[Any], Any]:
 class AnyStore(Protocol):
     """Chunks on the host or on a device."""
 
-    cache: ChunkCache
-
+    @property
+    def cache(self) -> Chunks: ...
     @property
     def bytes(self) -> int: ...
-    def for_keys(self, count: int) -> ChunkCache: ...
+    def for_keys(self, count: int) -> Chunks: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +148,11 @@ def make_engine(
     in_c = threads is not None and options.reader != "mmap" and isinstance(parts.layouts[0], Windows)
     if parts.alone:
         _warn_of_alone(parts, options)
+    if isinstance(parts.layouts[0], ItemsLayout):
+        return _items_engine(parts, options, finish)
     store = Store(parts, batch_rows=options.batch_size, threads=threads, native=most_readers if in_c else 0)
-    assembler = make_assembler(parts, store, options)
+    transforms = _transforms(options)
+    assembler = make_assembler(parts, store, options, transforms)
     maker = Maker(
         parts.planner,
         store.for_keys,
@@ -125,7 +168,65 @@ def make_engine(
         accept=lambda batches, ready: None,
         reader=lambda: _cufile(options, is_cuda=False).reason,
         read_with=store.read_with,
-        close=store.close,
+        close=_closer(store, transforms),
+    )
+
+
+def _items_engine(parts: Parts, options: LoaderOptions, finish: Callable[[Batch], Batch]) -> Engine:
+    layouts: Any = parts.layouts
+    store, transforms = NoChunks(), _transforms(options)
+    assembler = ItemAssembler(
+        layouts, batch_size=options.batch_size, transforms=transforms, collate=options.collate
+    )
+    return Engine(
+        maker=Maker(parts.planner, store.for_keys, assembler, group=parts.group, finish=finish),
+        store=store,
+        assembler=assembler,
+        accept=lambda batches, ready: None,
+        reader=lambda: "the dataset's own",
+        close=_closer(None, transforms),
+    )
+
+
+def _closer(store: Store | None, transforms: Transforms | None) -> Callable[[], None]:
+    def close() -> None:
+        if transforms:
+            transforms.close()
+        if store:
+            store.close()
+
+    return close
+
+
+def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
+    """How far the prefetch may be tuned up: a quarter of the memory is for groups that are ready."""
+    groups = (options.memory // 4) // (parts.batch_bytes * parts.group)
+    return Limits(
+        depth=max(2, min(16, groups)),
+        readers=options.readers or parts.in_flight,
+        cores=usable_cores(),
+        why=_why_no_more(parts, options),
+    )
+
+
+def _why_no_more(parts: Parts, options: LoaderOptions) -> str:
+    """What keeps reads at once from being more."""
+    if options.readers:
+        return f"readers={options.readers} was asked for"
+    if parts.in_flight < MOST_READERS:
+        return f"memory={options.memory >> 20} MiB has room for {parts.in_flight} chunks on their way"
+    return f"{MOST_READERS} at once are the most"
+
+
+def warn_of_reads(factor: float, options: LoaderOptions, lanes: int) -> None:
+    """Where ranks cannot keep to lanes of their own although they could, with other lanes."""
+    if factor <= _READS_WARNED_OF or options.shuffle == "off" or options.packing in ALL_LANES:
+        return
+    warnings.warn(
+        f"{counted(options.place.size, 'rank')} cannot share {counted(lanes, 'lane')} out: all together they "
+        f"read every sample {factor:.1f} times; leave lanes= out, or give a multiple of the ranks",
+        RuntimeWarning,
+        stacklevel=2,
     )
 
 
@@ -141,9 +242,12 @@ def _warn_of_alone(parts: Parts, options: LoaderOptions) -> None:
 
 
 def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | None) -> Engine:
-    from stoker.load import card, device  # the homes of torch, not needed by those who load into numpy
+    from stoker.load.device import (
+        card,
+        streams,
+    )  # the homes of torch, not needed by those who load into numpy
 
-    on = device.Device(options.device)
+    on = streams.Device(str(options.device))
     opened = _cufile(options, on.is_cuda)
     readers = options.readers or min(_DEVICE_READERS, usable_cores())
     loaders = [
@@ -177,7 +281,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         labels=options.labels,
         documents=_beside(parts) if options.documents else None,
     )
-    arrivals = device.Arrivals(on)
+    arrivals = streams.Arrivals(on)
     maker = Maker(
         parts.planner, store.for_keys, assembler, group=parts.group, in_turn=True, made=arrivals.made
     )
@@ -195,7 +299,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
 def _page_cache(pool: NativePool, options: LoaderOptions) -> PageCache | None:
     if options.reader != "mmap":
         return None
-    return PageCache(pool, room=spare_memory() // options.world.local_size)
+    return PageCache(pool, room=spare_memory() // options.place.local_size)
 
 
 def _cufile(options: LoaderOptions, is_cuda: bool) -> Opened:

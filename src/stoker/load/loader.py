@@ -12,68 +12,53 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from stoker.errors import UsageError, check_options
-from stoker.load.build import Engine, make_engine
+from stoker.errors import UsageError
+from stoker.formats.sizes import counted
+from stoker.load.assembly.rows import Batch, check_process
+from stoker.load.build import limits_of, make_engine, warn_of_reads
+from stoker.load.ending import Pipeline, close_here, close_parts, finisher, resizer
+from stoker.load.ledger import Document, Ledger, Row, read_document, rows_of_step
+from stoker.load.mesh import slicer, spot_of
 from stoker.load.needs import files_in_order
 from stoker.load.options import OF_DATALOADERS, LoaderOptions
-from stoker.load.parts import make_parts
-from stoker.load.pipeline import Background, Group, Inline, Readers
+from stoker.load.ordering.cut import Cut
+from stoker.load.ordering.plan import Cursor
+from stoker.load.parts import AnyDataset, make_parts, read_factor, resumed_cut
+from stoker.load.past import Past, dealing_of
+from stoker.load.place import Place
+from stoker.load.prefetch.pipeline import Background, Group, Inline, Readers
+from stoker.load.prefetch.tune import Setting, Tuner
+from stoker.load.prefetch.workers import Processes, Recipe
+from stoker.load.reading.dataset import Source, open_any
+from stoker.load.reading.items import ItemsDataset
 from stoker.load.report import LoaderReport, emit_tokens
-from stoker.load.rows import Batch, check_process
-from stoker.load.tune import Limits, Setting, Tuner
-from stoker.load.workers import Processes, Recipe
-from stoker.ordering.order import Cut
-from stoker.ordering.plan import Cursor
-from stoker.reading.dataset import Dataset, Source, open_dataset
-from stoker.reading.files import Files
+from stoker.load.skip import samples_named
+from stoker.load.state import check_left_out, check_position, load, order_state, save
+from stoker.options import given, takes
 from stoker.spans import is_recording
-from stoker.world import usable_cores
-
-STATE_VERSION = 2
-
-_MOST_READERS = 16  # page-cache reads reached 64 GB/s with 16 threads on the H200 machine
-
 
 _NO_GROUP = Group(batches=(), after=())
-
-
-class Pipeline(Protocol):
-    """Hands over groups; the consumer calls both from one thread."""
-
-    @property
-    def is_behind(self) -> bool: ...
-    def next(self) -> Group: ...
-    def close(self) -> None: ...
 
 
 class Loader:
     """Batches of one rank. Iterate, `close` (or use as a context manager)."""
 
-    def __init__(
-        self,
-        dataset: Source | Sequence[Source],
-        *,
-        files: Files | None = None,
-        weights: Sequence[float] = (),
-        **options: Any,  # the fields of LoaderOptions
-    ) -> None:
-        check_options(options, LoaderOptions.__slots__, of="a loader", elsewhere=OF_DATALOADERS)
-        self.options = LoaderOptions(**options)
-        sources: list[Any] = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
-        self._sources, self._files = sources, files
-        self._datasets = [self._open(source, files) for source in sources]
-        self._weights = tuple(map(float, weights)) or (1.0,) * len(sources)
-        world = self.options.world
-        self._cut = self.options.cut or Cut.for_world(world.size, world.nodes, lanes=self.options.lanes)
+    @takes(LoaderOptions, of="a loader", elsewhere=OF_DATALOADERS)
+    def __init__(self, options: LoaderOptions) -> None:
+        spot = None if options.mesh is None else spot_of(options.mesh, options.mesh_dims)
+        self._slice = slicer(spot, options) if spot else None
+        self._place = Place(spot.world if spot else options.world)
+        self._finish = finisher(options.output)
+        self.options = replace(options, world=self._place.world, mesh=spot)
+        self._datasets = [self._open(source) for source in options.sources]
+        self._past = self._saved = options.past or Past()  # the course up to where it went on, or began
         self._begin, self._resumed = Cursor(), False
-        self._delivered = self._skipped = self._loops = 0
-        self._finish = _finisher(self.options.output)
+        self._delivered = self._skipped = self._loops = self._steps_before = 0
         self._pipeline: Pipeline | None = None
         self._pid = 0  # of the process that it was first started in
         self._close_pipeline: weakref.finalize[Any, Any] | None = None
@@ -83,6 +68,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         if self.options.shuffle == "off" and not self._resumed:
             self._go_to(Cursor(epoch=self.epoch))
+            self._past = replace(self._past, step=self.step, legs=()).with_leg(self._begin, self.options)
         self._resumed = False
         self._loops = loop = self._loops + 1
         some, ends = False, 0
@@ -93,7 +79,7 @@ class Loader:
                 some = True
                 if is_recording():
                     emit_tokens(batch)
-                yield batch
+                yield self._slice(batch) if self._slice else batch
                 if self._group is not group or self._loops != loop:  # it went elsewhere meanwhile
                     self._check_loop(loop)
                     break
@@ -106,6 +92,8 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches in an epoch, on every rank."""
+        if self._place.look():
+            self._move()
         batches = self._parts.planner.batches(Cursor(epoch=self.epoch))
         if batches is None:
             raise TypeError(
@@ -136,31 +124,40 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the whole job is, after the batches handed out so far; the same on every rank."""
-        cursor = self._cursor()
-        return {
-            "version": STATE_VERSION,
-            "epoch": cursor.epoch,
-            "position": cursor.position,
-            "row": cursor.row,
-            "order": self._order_state(),
-        }
+        return save(self._cursor(), self._order_state(), self._past_until(self._cursor()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved position, on any world size. The order is the one it was saved with."""
-        if state.get("version") != STATE_VERSION:
-            raise UsageError(
-                f"a loader state of version {state.get('version')!r} cannot be read here",
-                hint=f"this stoker reads version {STATE_VERSION}",
-            )
-        self._check_order(state["order"])
-        self._go_to(Cursor(epoch=state["epoch"], position=state["position"], row=state["row"]))
-        self._resumed = True
-        if state["order"]["cut"] != asdict(self._cut):
-            self._cut = Cut(**state["order"]["cut"])
-            self._readers.shutdown()
-            self._engine.close()
-            self._close_dropped.detach()
-            self._build()
+        cursor, past = load(state, order=self._order_state())
+        check_position(cursor, samples=self._samples_in_an_epoch(cursor.epoch))
+        check_left_out(past, [layout.samples for layout in self._parts.layouts])
+        self._go_to(cursor)
+        self._resumed, self._saved = True, past
+        self._steps_before = past.step - self._delivered
+        if self._past_for_world() != self._past:
+            self._rebuild()
+
+    @property
+    def step(self) -> int:
+        """Batches of each rank since the job began, those before a resume included."""
+        return self._steps_before + self._delivered + self._given
+
+    def samples(self, step: int, *, rank: int | None = None) -> list[Row]:
+        """The rows of any past or future step, of one rank or all: which documents are in them, and where
+        those lie. Computed from the order, nothing is read but indexes."""
+        return rows_of_step(self._ledger(), step, rank=rank)
+
+    def read(self, document: Document) -> Any:
+        """What a document of the ledger holds: ids, the members of a tar's sample, or the sample itself."""
+        return read_document(self._ledger(), document)
+
+    def settle(self) -> bool:
+        """Find out, for good, which rank this is: done at the first batch, when torch.distributed has been
+        initialised. True where that is another than was thought so far."""
+        moved = self._place.settle()
+        if moved:
+            self._move()
+        return moved
 
     @property
     def is_behind(self) -> bool:
@@ -174,18 +171,26 @@ class Loader:
             batches=self._delivered + self._given,
             samples_read=self._engine.store.cache.samples_read,
             skipped_samples=self._skipped,
+            left_out_samples=sum(len(some.samples) for some in self._past.left_out),
             damaged_blocks=sum(one.blocks for one in damage),
             damage=tuple(name for one in damage for name in one.named),
             healed=tuple(name for one in damage for name in one.healed),
+            mixed_samples=self._past.mixed(self._position(self._cursor())),
             chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
             reader=self._engine.reader(),
+            read_factor=read_factor(self._parts, self.options, self._cut),
             choices=tuple(self._tuner.history()),
+            waited_s=self._tuner.waited_s,
+            limit=self._tuner.limit,
         )
 
     def files_in_order(self, dataset: int = 0) -> list[str]:
         """The files of a dataset that this node's ranks read, in the order in which they will."""
-        return files_in_order(self._parts, self._datasets[dataset], self._cursor(), self.options.world)
+        one = self._datasets[dataset]
+        if isinstance(one, ItemsDataset):
+            return []
+        return files_in_order(self._parts, one, self._cursor(), self._place.world)
 
     def items(
         self, cursor: Cursor, *, begin: int, first: int, step: int, on_sample: Callable[[str], None]
@@ -198,7 +203,7 @@ class Loader:
     def close(self) -> None:
         """End the threads and close the files; safe twice."""
         self._stop()
-        _close_parts(self._readers, self._datasets, self._engine.close)
+        close_parts(self._readers, self._datasets, self._engine.close)
 
     def __enter__(self) -> Loader:
         return self
@@ -210,20 +215,67 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Into another process, as it stands here."""
-        return _reopen, (self._sources, self._files, self._weights, self.options, self.state_dict())
+        options = replace(self.options, world=self._place.given)  # who was not told finds out there
+        return _reopen, (options, self.state_dict())
 
-    def _open(self, source: Source, files: Files | None) -> Dataset:
+    def _open(self, source: Source) -> AnyDataset:
         # cuFile reads what has been verified; the first, verifying read is an ordinary one. On the way to a
         # device a memory map is of no use.
         ordinary = ("cufile", "mmap") if self.options.device else ("cufile",)
         engine = "pread" if self.options.reader in ordinary else self.options.reader
-        return open_dataset(source, files=files, engine=engine, on_corrupt=self.options.on_corrupt)
+        return open_any(
+            source,
+            files=self.options.files,
+            engine=engine,
+            on_corrupt=self.options.on_corrupt,
+            bin_dtype=self.options.bin_dtype,
+        )
+
+    def _past_for_world(self) -> Past:
+        """As it was saved, cut anew where this world needs it; or as for a job that begins here."""
+        if self.options.past:  # a worker goes on as its parent does
+            return self.options.past
+        saved, world, position = self._saved, self._place.world, 0
+        cut = Cut.for_world(world.size, world.nodes, lanes=self.options.lanes)
+        if saved.cut:
+            cut = resumed_cut(saved.cut, self._begin, self.options, saved.left_out)
+            position = self._position(self._begin)
+        dealing = dealing_of(saved, self.options, position=position)
+        past = replace(saved, cut=cut, dealing=dealing).with_leg(self._begin, self.options)
+        if not self.options.skip:
+            return past
+        return past.without(samples_named(self._datasets, self.options), self._begin)
+
+    def _past_until(self, cursor: Cursor) -> Past:
+        """The course so far, for those who go on from here."""
+        dealing = self._past.dealing
+        if dealing and dealing.datasets > 1:
+            dealing = replace(dealing, known=dealing.anchor(self._position(cursor)))
+        return replace(self._past, step=self.step, dealing=dealing)
+
+    def _position(self, cursor: Cursor) -> int:
+        """Samples before a cursor, counted from the beginning of the job."""
+        return cursor.epoch * self._samples_in_an_epoch(0) + cursor.position
+
+    def _move(self) -> None:
+        """To the place that is known by now."""
+        self.options = replace(self.options, world=self._place.world)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._readers.shutdown()
+        self._engine.close()
+        self._close_dropped.detach()
+        self._build()
 
     def _build(self) -> None:
-        options = self.options
-        self._parts = make_parts(self._datasets, options, weights=self._weights, cut=self._cut)
-        groups = (options.memory // 4) // (self._parts.batch_bytes * self._parts.group)
-        limits = Limits(depth=max(2, min(16, groups)), readers=options.readers or _most_readers())
+        options, self._past = self.options, self._past_for_world()
+        self._cut, dealing = self._past.cut or Cut(), self._past.dealing
+        assert dealing is not None
+        left_out = self._past.left_out
+        self._parts = make_parts(self._datasets, options, cut=self._cut, dealing=dealing, left_out=left_out)
+        warn_of_reads(read_factor(self._parts, options, self._cut), options, self._cut.latest.lanes)
+        limits = limits_of(self._parts, options)
         first = Setting(depth=2, readers=options.readers or min(2, limits.readers))
         self._tuner = Tuner(first, limits)
         self._readers = Readers()
@@ -232,7 +284,7 @@ class Loader:
             self._parts, options, threads=threads, most_readers=limits.readers, finish=self._finish
         )
         self._close_dropped = weakref.finalize(
-            self, _close_parts, self._readers, self._datasets, self._engine.close
+            self, close_parts, self._readers, self._datasets, self._engine.close
         )
 
     def _cursor(self) -> Cursor:
@@ -244,8 +296,12 @@ class Loader:
         self._begin = cursor
 
     def _next_group(self) -> None:
+        is_first = not self._pid
+        self.settle()
         if self._pipeline is None:
             self._start()
+        if is_first:
+            self._place.compare(self._order_state(), self._past)
         assert self._pipeline is not None
         check_process(self._pid)
         try:
@@ -274,17 +330,17 @@ class Loader:
     def _check_enough(self, ends: int) -> None:
         """How many batches packed rows make is seen only when a whole epoch, between two ends, has none."""
         if ends > 1 or self._parts.planner.batches(Cursor(epoch=self.epoch)) == 0:
-            samples = self._samples_in_an_epoch()
-            wanted = self.options.batch_size * self.options.world.size
+            samples = self._samples_in_an_epoch(self.epoch) - self.report().left_out_samples
+            wanted = self.options.batch_size * self._place.world.size
             pad = ", or tail='pad'" if samples and self.options.packing != "best-fit" else ""
             raise UsageError(
-                f"the dataset has {samples:,} samples, a global batch takes {wanted:,} rows of them",
+                f"the dataset has {counted(samples, 'sample')}, a global batch {counted(wanted, 'row')}",
                 hint=f"use more data, a smaller batch_size, a shorter seq_len{pad}",
             )
 
-    def _samples_in_an_epoch(self) -> int:
+    def _samples_in_an_epoch(self, epoch: int) -> int:
         layouts = self._parts.layouts
-        here = layouts if len(self._datasets) > 1 else [layouts[self.epoch % len(layouts)]]
+        here = layouts if len(self._datasets) > 1 else [layouts[epoch % len(layouts)]]
         return sum(layout.samples for layout in here)
 
     def _start(self) -> None:
@@ -294,23 +350,20 @@ class Loader:
             self._pipeline = Inline(self._engine.maker, self._begin)
         elif self.options.workers == "process":
             self._pipeline = Processes(self._recipe(), finish=self._finish)
-            self._close_pipeline = weakref.finalize(self, _close_here, self._pipeline, self._pid)
+            self._close_pipeline = weakref.finalize(self, close_here, self._pipeline, self._pid)
         else:
             self._pipeline = Background(
                 self._engine.maker,
                 self._begin,
-                resize=_resizer(self._readers, self._engine),
+                resize=resizer(self._readers, self._engine),
                 tuner=self._tuner,
                 ahead=self._parts.ahead,
             )
-            self._close_pipeline = weakref.finalize(self, _close_here, self._pipeline, self._pid)
+            self._close_pipeline = weakref.finalize(self, close_here, self._pipeline, self._pid)
 
     def _recipe(self) -> Recipe:
         return Recipe(
-            sources=self._sources,
-            files=self._files,
-            weights=self._weights,
-            options=replace(self.options, cut=self._cut),
+            options=replace(self.options, past=self._past, mesh=None),
             cursor=self._begin,
             begin=0,
             first=0,
@@ -321,80 +374,20 @@ class Loader:
         self._begin = self._cursor()
         self._hold(_NO_GROUP)
         if self._pipeline:
-            _close_here(self._pipeline, self._pid)
+            close_here(self._pipeline, self._pid)
             self._pipeline = None
         if self._close_pipeline:
             self._close_pipeline.detach()
 
+    def _ledger(self) -> Ledger:
+        return Ledger(self._parts, self.options, self._past)
+
     def _order_state(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "datasets": [dataset.fingerprint() for dataset in self._datasets],
-            "weights": list(self._weights),
-            "seed": options.seed,
-            "shuffle": options.shuffle,
-            "packing": options.packing,
-            "seq_len": options.seq_len,
-            "chunk_bytes": options.chunk_bytes,
-            "window": options.window,
-            "cut": asdict(self._cut),
-        }
-
-    def _check_order(self, saved: dict[str, Any]) -> None:
-        mine = self._order_state()
-        differing = [name for name in mine if name != "cut" and mine[name] != saved.get(name)]
-        if differing:
-            shown = ", ".join(f"{name} {saved.get(name)!r} (here {mine[name]!r})" for name in differing)
-            raise UsageError(
-                f"the saved position belongs to another order: {shown}",
-                hint="make the loader with the same dataset and options, or start without the saved state",
-            )
+        fingerprints = [dataset.fingerprint() for dataset in self._datasets]
+        return order_state(fingerprints, self.options)
 
 
-def _reopen(
-    sources: list[Source],
-    files: Files | None,
-    weights: tuple[float, ...],
-    options: LoaderOptions,
-    state: dict[str, Any],
-) -> Loader:
-    given = {name: getattr(options, name) for name in options.__dataclass_fields__}
-    loader = Loader(sources, files=files, weights=weights, **given)
+def _reopen(options: LoaderOptions, state: dict[str, Any]) -> Loader:
+    loader = Loader(**given(options, LoaderOptions))
     loader.load_state_dict(state)
     return loader
-
-
-def _most_readers() -> int:
-    return min(_MOST_READERS, usable_cores())
-
-
-def _resizer(readers: Readers, engine: Engine) -> Callable[[int], None]:
-    """Knows nothing of the loader, which would live as long as its thread."""
-
-    def resize(threads: int) -> None:
-        readers.resize(threads)
-        engine.read_with(threads)
-
-    return resize
-
-
-def _finisher(output: str) -> Callable[[Batch], Batch]:
-    if output == "numpy":
-        return lambda batch: batch
-    from stoker.load.device import as_tensors  # the one home of torch
-
-    return as_tensors
-
-
-def _close_here(pipeline: Pipeline, pid: int) -> None:
-    """Not in a forked child: a lock may have been held in the parent, whose threads and workers they are."""
-    if os.getpid() == pid:
-        pipeline.close()
-
-
-def _close_parts(readers: Readers, datasets: Sequence[Dataset], close_engine: Callable[[], None]) -> None:
-    readers.shutdown()
-    close_engine()
-    for dataset in datasets:
-        with suppress(OSError):
-            dataset.reader.close()

@@ -1,31 +1,71 @@
-"""Which files a node needs, and in which order: what is to be brought near first. Pure."""
+"""Access order of files: which a node needs, and in which order they are to be brought near. Pure."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
 import numpy as np
 
+from stoker.load.ordering.blend import Blend
+from stoker.load.ordering.draw import Key
+from stoker.load.ordering.order import Order
+from stoker.load.ordering.plan import Cursor
+from stoker.load.ordering.rounds import Lanes
+from stoker.load.ordering.spans import Cuttable, Elastic
 from stoker.load.parts import Parts
+from stoker.load.reading.dataset import Dataset
 from stoker.manifest import Manifest, ShardRecord
-from stoker.ordering.order import Order
-from stoker.ordering.plan import Cursor
-from stoker.reading.dataset import Dataset
 from stoker.world import World
+
+# Positions up to which the turn of each chunk is worked out, in some 0.5 s. Beyond that only the pools that
+# chunks are dealt from are told apart: a budget that holds the shards of a pool needs no more.
+_EXACT = 4 << 20
+_AT_ONCE = 1024  # rows of each rank
 
 
 def files_in_order(parts: Parts, dataset: Dataset, cursor: Cursor, world: World) -> list[str]:
-    """The files that the ranks of a node read from a position on, as they come to them."""
-    found: dict[str, None] = {}
+    """The files that the ranks of a node read from a position on, as they come to them; a file that they come
+    back to stands there again. What they have behind them goes last."""
     mine = [n for n, owner in enumerate(parts.datasets) if owner is dataset]
     turn = cursor.epoch % len(mine)  # a dataset may hold several epochs
-    for number in mine[turn:] + mine[:turn]:
-        layout = parts.layouts[number]
-        for first, stop in _stretches(parts.orders[number], cursor, world):
-            low, high = layout.shard_of(np.array([first, stop - 1])).tolist()
-            for shard in layout.shards[low : high + 1]:
-                found.update(dict.fromkeys(file.name for file in shard.files))
-    return list(found)
+    mine = mine[turn:] + mine[:turn]
+    found: list[str] = []
+    lanes = parts.lanes[0 if isinstance(parts.lanes[0], Blend) else mine[0]]
+    if lanes.positions - cursor.position <= _EXACT:
+        for number, first, stop in _chunks(lanes, cursor, world):
+            if number in mine:
+                _add(found, parts, number, first, stop)
+    known, coarse = set(found), list[str]()
+    for number in mine:
+        for first, stop in _stretches(parts, number, cursor, world):
+            _add(coarse, parts, number, first, stop)
+    return found + [name for name in coarse if name not in known]
+
+
+def _add(found: list[str], parts: Parts, number: int, first: int, stop: int) -> None:
+    layout = parts.layouts[number]
+    low, high = layout.shard_of(np.array([first, stop - 1])).tolist()
+    for shard in layout.shards[low : high + 1]:
+        found += [file.name for file in shard.files]
+
+
+def _chunks(lanes: Elastic | Blend, cursor: Cursor, world: World) -> Iterator[Key]:
+    """The chunks that a node's ranks read, in the order of their rows; each rank reads a chunk once."""
+    first, step = world.rank - world.local_rank, world.size * _AT_ONCE
+    ranks = range(first, min(world.size, first + world.local_size))
+    seen: set[tuple[int, Key]] = set()
+    for start in range(cursor.position, lanes.positions, step):
+        coming: list[tuple[int, int, Key]] = []
+        for rank in ranks:
+            rows = range(start + rank, min(start + step, lanes.positions), world.size)
+            if rows:
+                draw = lanes.deal(rows, epoch=cursor.epoch)
+                chunks, turns = np.unique(draw.chunk, return_index=True)
+                pairs = zip(turns.tolist(), (draw.keys[chunk] for chunk in chunks.tolist()), strict=True)
+                coming += [(turn, rank, key) for turn, key in pairs if (rank, key) not in seen]
+        for _, rank, key in sorted(coming):
+            seen.add((rank, key))
+            yield key
 
 
 def share_of(manifest: Manifest, *, node: int, nodes: int) -> list[str]:
@@ -49,22 +89,37 @@ def _weight(shard: ShardRecord) -> int:
     return shard.tokens or shard.samples
 
 
-def _stretches(order: Order, cursor: Cursor, world: World) -> list[tuple[int, int]]:
+def _stretches(parts: Parts, number: int, cursor: Cursor, world: World) -> list[tuple[int, int]]:
     """The stretches that a node's ranks read, as they come to them; those they have behind them go last."""
+    order = parts.orders[number]
     if order.shuffle == "off":
         return [(cursor.position, order.samples), (0, max(1, cursor.position))]
-    now = cursor.position // order.lanes
-    coming = [
-        (turns.stop <= now, turns.start, first, stop)
-        for lane in _lanes(order.lanes, world)
-        for turns, first, stop in order.stretches(lane, epoch=cursor.epoch)
-    ]
+    lanes, cursor, start = _lanes_at(parts, number, cursor)
+    now = (cursor.position - start) // lanes.cut.lanes
+    coming = []
+    for lane in _lanes_of(lanes, world):
+        size = lanes.lane_size(lane)
+        for turns in (range(min(now, size), size), range(min(now, size))):
+            found = lanes.stretches(lane, turns, epoch=cursor.epoch)
+            coming += [(turn < now, turn, first, stop) for turn, first, stop in found]
     return [(first, stop) for _, _, first, stop in sorted(coming)]
 
 
-def _lanes(lanes: int, world: World) -> list[int]:
-    """The lanes that the ranks of a node read."""
+def _lanes_at(parts: Parts, number: int, cursor: Cursor) -> tuple[Cuttable, Cursor, int]:
+    """The lanes that a dataset is in, the cursor among its own samples, and where these lanes begin."""
+    if isinstance(blend := parts.lanes[0], Blend):
+        epoch, position = blend.reached(number, cursor.position, epoch=cursor.epoch)
+        return parts.orders[number], Cursor(epoch=epoch, position=position), 0
+    elastic = parts.lanes[number]
+    assert isinstance(elastic, Elastic)
+    start, lanes = elastic.at(cursor.position, epoch=cursor.epoch)
+    return lanes, cursor, start
+
+
+def _lanes_of(lanes: Lanes, world: World) -> list[int]:
+    """The lanes that the ranks of a node read; one of each node's will do where those need the same."""
     first = world.rank - world.local_rank
-    apart = math.gcd(lanes, world.size)
-    residues = {rank % apart for rank in range(first, first + world.local_size)}
-    return [lane for lane in range(lanes) if lane % apart in residues]
+    ranks = range(first, first + world.local_size)
+    cut = lanes.cut
+    read = [lane for lane in range(cut.lanes) if not cut.fits(world.size) or lane % world.size in ranks]
+    return list({cut.node_of(lane): lane for lane in read}.values()) if isinstance(lanes, Order) else read

@@ -1,20 +1,37 @@
-"""From options to what a loader is made of: layouts, orders, a planner, and the memory that chunks take."""
+"""Sizing of a loader: from options to layouts, orders, a planner, and the memory that chunks take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from stoker.errors import UsageError
 from stoker.load.options import LoaderOptions
-from stoker.ordering.blend import check_weights, make_blend
-from stoker.ordering.order import Cut, Order, Share
-from stoker.ordering.plan import BestFitPlanner, EpochsPlanner, FixedPlanner, Planner
-from stoker.reading.dataset import Dataset
-from stoker.reading.layout import Documents, Layout, Windows
+from stoker.load.ordering.blend import Blend, make_blend
+from stoker.load.ordering.cut import Cut
+from stoker.load.ordering.dealing import Dealing
+from stoker.load.ordering.draw import Draw
+from stoker.load.ordering.order import Order
+from stoker.load.ordering.plan import (
+    BestFitPlanner,
+    Cursor,
+    EpochsPlanner,
+    FixedPlanner,
+    Lengths,
+    Ordered,
+    Planner,
+    Sorted,
+)
+from stoker.load.ordering.rounds import Share
+from stoker.load.ordering.spans import Elastic
+from stoker.load.ordering.without import LeavingOut, LeftOut, kept_parts, of_layout
+from stoker.load.reading.dataset import Dataset
+from stoker.load.reading.items import ItemsDataset, ItemsLayout
+from stoker.load.reading.layout import Documents, Layout, Windows
+from stoker.mixing import Integers, key_of
 
 # Rows gathered at once: smaller pays Python per group (2.8 ns of CPU a token at 2 MiB, 2.3 at 4, 2.2 at 6),
 # larger costs memory.
@@ -28,8 +45,21 @@ _COPIED_GROUP_BYTES = 16 << 20
 # each lane waits for the one or two that a stretch lies in.
 STRETCH_BYTES = 256 << 20
 
+# Items are not held in chunks, so as many as one likes are mixed. Smaller chunks would take longer to compute
+# than samples take to be asked for (100 us each in chunks of 1, 3 in these).
+_ITEMS_CHUNK, _ITEMS_WINDOW = 16, 64
+
+# Reads at once: over 80 ms of latency they bring 400 MB/s in chunks of 512 KiB; page-cache reads reached
+# 64 GB/s with 16 threads on the H200 machine.
+MOST_READERS = 64
+# Packings for which rows of all lanes are sorted or packed together: every rank reads some of each.
+ALL_LANES = ("buckets", "best-fit")
+
 SPARE = 4  # chunks read ahead
 _GROUPS_AHEAD = 3  # and, beside those, what so many groups of batches use up
+
+
+AnyDataset = Dataset | ItemsDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +67,13 @@ class Parts:
     """What a loader is made of. `layouts` has one entry per dataset of a blend, or per epoch on disk."""
 
     planner: Planner
+    lanes: Sequence[Elastic | Blend]  # of each layout, or of the blend
     orders: Sequence[Order]
     layouts: Sequence[Layout]
-    datasets: Sequence[Dataset]
+    datasets: Sequence[Any]  # all of one kind, as the layouts are
     chunks: Sequence[int]
     slots: int
+    in_flight: int  # chunks that may be on their way at once, at most
     memory_wanted: int  # for the chunks of all lanes
     alone: bool  # they do not get it, so windows are read one by one
     group: int
@@ -50,25 +82,34 @@ class Parts:
 
 
 def make_parts(
-    datasets: Sequence[Dataset], options: LoaderOptions, *, weights: Sequence[float], cut: Cut
+    datasets: Sequence[AnyDataset],
+    options: LoaderOptions,
+    *,
+    cut: Cut,
+    dealing: Dealing,
+    left_out: Sequence[LeftOut] = (),
 ) -> Parts:
-    check_weights(len(datasets), tuple(weights))
-    layouts, owners = _layouts(datasets, options)
+    _check_dtype([one for one in datasets if isinstance(one, Dataset)], options)
+    layouts, owners = make_layouts(datasets, options)
     orders = tuple(_order(layout, options, number, cut) for number, layout in enumerate(layouts))
     chunks = [order.chunk for order in orders]
     batch_bytes = _batch_bytes(layouts, options)
-    group = 1 if options.packing == "best-fit" else max(1, min(128, _target(layouts, options) // batch_bytes))
+    group = max(1, min(128, _target(layouts, options) // batch_bytes))
     used_up = -(-group * options.batch_size // min(chunks))
     groups = 1 if options.workers == "inline" else _GROUPS_AHEAD
-    slots = _slots(options, cut.lanes, blended=len(datasets)) + groups * used_up
-    memory_wanted = slots * max(slot_bytes(layouts, chunks)) * 4 // 3  # the rest is for batches in waiting
+    slots = _slots(options, cut, blended=len(datasets)) + groups * used_up
+    slot = max(slot_bytes(layouts, chunks))
+    memory_wanted = slots * slot * 4 // 3  # the rest is for batches in waiting
+    lanes = lanes_for(orders, options, cut, dealing, share_of(options))
     return Parts(
-        planner=_planner(layouts, orders, weights, options, blended=len(datasets) > 1),
+        planner=planner_for(layouts, lanes, options, share_of(options), left_out),
+        lanes=lanes,
         orders=orders,
         layouts=layouts,
         datasets=owners,
         chunks=chunks,
         slots=slots,
+        in_flight=max(SPARE, min(MOST_READERS, options.memory * 3 // 4 // max(1, slot) - slots + SPARE)),
         memory_wanted=memory_wanted,
         alone=memory_wanted > options.memory and isinstance(layouts[0], Windows),
         group=group,
@@ -77,10 +118,34 @@ def make_parts(
     )
 
 
+def resumed_cut(cut: Cut, cursor: Cursor, options: LoaderOptions, left_out: Sequence[LeftOut] = ()) -> Cut:
+    """The lanes a position was saved with, cut anew where this world cannot share them out. What was left out
+    of an epoch had others take its place, from its end: the rest of that epoch stays as it is."""
+    world = options.place
+    if options.shuffle == "off" or options.packing in ALL_LANES or len(options.sources) > 1:
+        return cut  # the samples at a position are the same for any number of ranks
+    if any(some.begin(cursor.epoch) is not None for some in left_out):
+        return cut.later(world.size, world.nodes, epoch=cursor.epoch)
+    return cut.resumed(world.size, world.nodes, epoch=cursor.epoch, position=cursor.position)
+
+
+def read_factor(parts: Parts, options: LoaderOptions, cut: Cut) -> float:
+    """How often a sample is read by all ranks together: once, if each keeps to lanes of its own."""
+    world, chunk = options.place.size, max(parts.chunks)
+    if options.shuffle == "off":
+        return 1.0 if chunk == 1 else float(world)
+    if isinstance(blend := parts.lanes[0], Blend) and options.packing not in ALL_LANES:
+        return blend.read_factor
+    if options.packing not in ALL_LANES and cut.latest.fits(world):
+        return 1.0
+    # every rank gets a random part of each chunk, and reads all of it for that
+    return world * (1 - (1 - 1 / world) ** chunk)
+
+
 def _target(layouts: Sequence[Layout], options: LoaderOptions) -> int:
     """Bytes of a group."""
     # On a device only Python's time per group counts: 32 MiB of tokens pass in 0.6 ms at the speed of PCIe 5.
-    if options.device.startswith("cuda"):
+    if str(options.device).startswith("cuda"):
         return options.memory // 4
     if options.workers == "inline":
         return _INLINE_GROUP_BYTES
@@ -89,20 +154,31 @@ def _target(layouts: Sequence[Layout], options: LoaderOptions) -> int:
     return _GROUP_BYTES
 
 
-def _layouts(
-    datasets: Sequence[Dataset], options: LoaderOptions
-) -> tuple[Sequence[Layout], Sequence[Dataset]]:
-    if len({dataset.is_tokens for dataset in datasets}) > 1:
-        raise UsageError("tokens and tars cannot be blended", hint="give datasets of one format")
+def make_layouts(
+    datasets: Sequence[AnyDataset], options: LoaderOptions
+) -> tuple[Sequence[Layout], Sequence[AnyDataset]]:
+    if len({(type(dataset), dataset.is_tokens) for dataset in datasets}) > 1:
+        raise UsageError(
+            "tokens, tars and other datasets cannot be blended", hint="give datasets of one format"
+        )
     if len(datasets) > 1:
         return [_layout(dataset, options, 0) for dataset in datasets], datasets
-    epochs = max(1, datasets[0].manifest.epochs)
+    epochs = datasets[0].epochs
     return [_layout(datasets[0], options, epoch) for epoch in range(epochs)], [datasets[0]] * epochs
 
 
-def _layout(dataset: Dataset, options: LoaderOptions, epoch: int) -> Layout:
+def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
+    if isinstance(dataset, ItemsDataset):
+        if options.packing != "concat" or options.documents:
+            raise UsageError(
+                f"packing={options.packing!r} and documents={options.documents} need documents, and "
+                f"{dataset.name} does not say where they begin",
+                hint="use a prepared dataset (`stoker prepare`), or what the dataset itself packs",
+            )
+        return dataset.layout(seq_len=options.seq_len, dtype=options.dtype, labels=options.labels)
     if not dataset.is_tokens:
         return dataset.samples(epoch)
+    _check_samples(dataset, options)
     if options.seq_len < 1:
         raise UsageError("token data needs seq_len", hint="pass seq_len=2048, or what your model takes")
     return (
@@ -110,50 +186,96 @@ def _layout(dataset: Dataset, options: LoaderOptions, epoch: int) -> Layout:
     )
 
 
+def _check_samples(dataset: Dataset, options: LoaderOptions) -> None:
+    """Rows of tokens are gathered many at once: no sample of them is ever an object by itself."""
+    for name in ("transform", "collate"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"{name}= has nothing to work on: {dataset.name} holds tokens, made into whole batches",
+                hint="change batches in the loop, or give samples: tars, or what has __len__ and __getitem__",
+            )
+
+
 def _order(layout: Layout, options: LoaderOptions, number: int, cut: Cut) -> Order:
-    chunk = max(1, round(options.chunk_bytes / max(1.0, layout.sample_bytes)))
+    chunk, window = max(1, round(options.chunk_bytes / max(1.0, layout.sample_bytes))), options.window
+    if isinstance(layout, ItemsLayout):
+        chunk, window = _ITEMS_CHUNK, max(window, _ITEMS_WINDOW)
     return Order(
         samples=layout.samples,
         chunk=chunk,
-        cut=cut,
-        window=options.window,
+        cut=replace(cut, then=()),
+        window=window,
         stretch=max(1, round(STRETCH_BYTES / max(1.0, chunk * layout.sample_bytes))),
-        seed=options.seed + number,
+        seed=key_of(options.seed, number),
         shuffle=options.shuffle,
         dataset=number,
     )
 
 
-def _planner(
+def lanes_for(
+    orders: tuple[Order, ...], options: LoaderOptions, cut: Cut, dealing: Dealing, share: Share
+) -> Sequence[Elastic | Blend]:
+    """Where positions lead: of each layout, or of the blend."""
+    if dealing.datasets > 1:
+        return [make_blend(orders, dealing, share=share)]
+    return [Elastic(order, cut) for order in orders]
+
+
+def planner_for(
     layouts: Sequence[Layout],
-    orders: tuple[Order, ...],
-    weights: Sequence[float],
+    lanes: Sequence[Elastic | Blend],
     options: LoaderOptions,
-    *,
-    blended: bool,
+    share: Share,
+    left_out: Sequence[LeftOut] = (),
 ) -> Planner:
-    if not blended:
+    lengths = _lengths([layout for layout in layouts if isinstance(layout, Documents)])
+    if options.packing == "best-fit" and isinstance(layouts[0], Documents):
+        kept = kept_parts(left_out) if left_out else None
         return EpochsPlanner(
-            [_one_planner(layout, order, options) for layout, order in zip(layouts, orders, strict=True)]
+            [
+                BestFitPlanner(
+                    one, share, seq_len=options.seq_len, lengths=lengths, seed=options.seed, kept=kept
+                )
+                for one in lanes
+            ]
         )
-    if options.packing in ("buckets", "best-fit"):
-        raise UsageError(
-            f"packing={options.packing!r} takes one dataset", hint="blend with packing='concat' or 'pad'"
-        )
-    blend = make_blend(orders, tuple(weights), seed=options.seed)
-    return FixedPlanner(blend, _share(options), tail=options.tail)
+
+    def arranged(order: Ordered) -> Ordered:
+        is_sorted = options.packing == "buckets" and isinstance(layouts[0], Documents)
+        return Sorted(order, lengths, seed=options.seed) if is_sorted else order
+
+    def make(order: Ordered) -> Planner:
+        return FixedPlanner(order, share, tail=options.tail)
+
+    if not left_out:
+        return EpochsPlanner([make(arranged(one)) for one in lanes])
+    of_each = [of_layout(left_out, None if len(lanes) < len(layouts) else n) for n in range(len(lanes))]
+    return EpochsPlanner(
+        [
+            LeavingOut(one, share, some, make=make, arranged=arranged)
+            for one, some in zip(lanes, of_each, strict=True)
+        ]
+    )
 
 
-def _one_planner(layout: Layout, order: Order, options: LoaderOptions) -> Planner:
-    if not isinstance(layout, Documents) or options.packing == "pad":
-        return FixedPlanner(order, _share(options), tail=options.tail)
-    if options.packing == "buckets":
-        return FixedPlanner(order, _share(options), tail=options.tail, lengths=layout.lengths)
-    return BestFitPlanner(order, _share(options), seq_len=options.seq_len, lengths=layout.lengths)
+def _lengths(layouts: Sequence[Documents]) -> Lengths:
+    """How long documents are, whichever dataset they are of."""
+
+    def lengths(draw: Draw) -> Integers:
+        used = sorted({key[0] for key in draw.keys})
+        if len(used) == 1:
+            return layouts[used[0]].lengths(draw.sample)
+        found, dataset = np.empty(len(draw), np.int64), draw.dataset
+        for which in used:
+            mine = dataset == which
+            found[mine] = layouts[which].lengths(draw.sample[mine])
+        return found
+
+    return lengths
 
 
-def _share(options: LoaderOptions) -> Share:
-    return Share(rank=options.world.rank, world=options.world.size, batch=options.batch_size)
+def share_of(options: LoaderOptions) -> Share:
+    return Share(rank=options.place.rank, world=options.place.size, batch=options.batch_size)
 
 
 def _batch_bytes(layouts: Sequence[Layout], options: LoaderOptions) -> int:
@@ -168,14 +290,36 @@ def token_dtype(layouts: Sequence[Any], options: LoaderOptions) -> np.dtype[Any]
     return dtype
 
 
-def _slots(options: LoaderOptions, lanes: int, *, blended: int) -> int:
+def _check_dtype(datasets: Sequence[Dataset], options: LoaderOptions) -> None:
+    """A type that cannot hold the ids would give others, without a word."""
+    for dataset in (one for one in datasets if one.is_tokens and options.dtype is not None):
+        dtype, tokenizer = np.dtype(options.dtype), dataset.manifest.tokenizer
+        fits = np.can_cast(dataset.dtype, dtype)
+        if not fits and dtype.kind in "iu" and tokenizer is not None:
+            fits = tokenizer.vocabulary - 1 <= np.iinfo(dtype).max
+        if not fits:
+            raise UsageError(
+                f"dtype={dtype.name} cannot hold all ids of {dataset.name}, which are {dataset.dtype.name}",
+                hint="use dtype=None for as they are on disk, or a wider one",
+            )
+    dtype = np.dtype(options.dtype or np.result_type(*(d.dtype for d in datasets if d.is_tokens), np.uint8))
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= options.pad_id <= np.iinfo(dtype).max:
+        raise UsageError(
+            f"pad_id={options.pad_id} does not fit into {dtype.name}",
+            hint="use another pad_id, or a wider dtype",
+        )
+
+
+def _slots(options: LoaderOptions, cut: Cut, *, blended: int) -> int:
     """A chunk for every lane this rank reads, and some to read ahead."""
-    world = options.world.size
-    own = lanes // world if lanes % world == 0 else lanes
+    world = options.place.size
+    latest = cut.latest
+    own = latest.lanes // world if latest.fits(world) else latest.lanes
+    own = max(own, *(recut.lanes // world for recut in cut.then)) if cut.then else own
     if options.shuffle == "off" and blended == 1:
         own = 1
-    elif options.packing in ("buckets", "best-fit"):
-        own = lanes
+    elif options.packing in ALL_LANES:
+        own = latest.lanes
     return own * options.window * blended + SPARE
 
 

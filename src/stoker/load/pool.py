@@ -1,4 +1,4 @@
-"""Chunks read and verified by threads in C, where the small extension was built: to the host or a device."""
+"""Native I/O thread pool: chunks read and verified by threads in C, to the host or a device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from stoker.load.reading.chunks import Chunk, ChunkLoader, Run
+from stoker.load.reading.engines import PAGE
+from stoker.load.reading.layout import Piece
 from stoker.native import native
-from stoker.reading.chunks import Chunk, ChunkLoader, Run
-from stoker.reading.engines import PAGE
-from stoker.reading.layout import Piece
 
 # Read and copied at once: what was read is still in the processor's cache when the card fetches it, and
 # each copy costs the driver some 3 us (H200, 14 threads: 41 GB/s with 512 KiB, 47 with 1 MiB, 50 with

@@ -1,4 +1,4 @@
-"""What a loader did and chose, for those who ask."""
+"""Loader statistics: what a loader did and chose, for those who ask."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from stoker import spans
-from stoker.load.rows import Batch
-from stoker.load.tune import Choice
+from stoker.load.assembly.rows import Batch
+from stoker.load.prefetch.tune import Choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,13 +18,18 @@ class LoaderReport:
     batches: int
     samples_read: int  # by this process, in whole chunks; one that was still held is not read again
     skipped_samples: int
+    left_out_samples: int  # of each epoch, because `skip=` named a document in them
     damaged_blocks: int
     damage: tuple[str, ...]
     healed: tuple[str, ...]
+    mixed_samples: tuple[int, ...]  # of each dataset of a blend, on all ranks since the job began
     chunk_bytes_held: int
     read_alone: bool
     reader: str
+    read_factor: float  # how often all ranks together read a sample; 1: each keeps to lanes of its own
     choices: tuple[Choice, ...]
+    waited_s: float  # by the consumer for a batch, since the loader last began, in all
+    limit: str  # what keeps it from reading more at once while reads are waited for; empty if nothing does
 
 
 def emit_tokens(batch: Batch) -> None:

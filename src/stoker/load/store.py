@@ -1,17 +1,17 @@
-"""Chunks on the host: room for them, and who reads them."""
+"""Host chunk store: room for chunks in memory, and who reads them."""
 
 from __future__ import annotations
 
 from concurrent.futures import Executor
 from typing import Any
 
-from stoker.load.batch import Arena
+from stoker.load.assembly.batch import Arena
+from stoker.load.ordering.draw import Key
 from stoker.load.parts import SPARE, Parts, slot_bytes
 from stoker.load.pool import NativePool, Submitted, open_pool, runs_of
-from stoker.ordering.order import Key
-from stoker.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads, lead_of
-from stoker.reading.engines import Bytes
-from stoker.reading.layout import Windows
+from stoker.load.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads, lead_of
+from stoker.load.reading.engines import Bytes
+from stoker.load.reading.layout import Windows
 
 
 class Store:
@@ -30,6 +30,11 @@ class Store:
         self.arena: Arena | None = None
         self.cache = self._sized(2 * parts.group * batch_rows if parts.alone else parts.slots)
 
+    @property
+    def _most(self) -> int:
+        """Slots that there is room for: an arena's memory is taken when it is first used."""
+        return self._parts.slots + self._parts.in_flight - SPARE
+
     def for_keys(self, count: int) -> ChunkCache:
         if count > self.cache.slots:
             self.cache.drain()
@@ -37,7 +42,10 @@ class Store:
         return self.cache
 
     def read_with(self, readers: int) -> None:
-        """Let so many threads in C read, where there are such; they are started when they are to work."""
+        """Let so many chunks be on their way at once, and so many threads in C read, where there are such;
+        they are started when they are to work."""
+        if not self._parts.alone:
+            self.cache.grow(min(self._parts.slots - SPARE + readers, self._most))
         if self._pool is None and self._native_readers:
             blocks = max(loader.block_bytes for loader in self._loaders)
             self._pool = open_pool(threads=self._native_readers, block_bytes=blocks)
@@ -56,7 +64,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        return self.arena.bytes if self.arena else self.cache.slots * self._slot_bytes
+        return self.cache.slots * (self.arena.slot_bytes if self.arena else self._slot_bytes)
 
     def _bytes_per_slot(self) -> int:
         if self._parts.alone:
@@ -64,7 +72,8 @@ class Store:
         return max(slot_bytes(self._parts.layouts, self._parts.chunks))
 
     def _sized(self, slots: int, *, samples_read: int = 0) -> ChunkCache:
-        arena = self.arena = Arena(slots, self._slot_bytes) if self._fixed else None
+        room = slots if self._parts.alone else max(slots, self._most)
+        arena = self.arena = Arena(room, self._slot_bytes) if self._fixed else None
 
         def load(key: Key, slot: int) -> Chunk:
             return self._loaders[key[0]].load(key, slot, arena.slot(slot) if arena else None)

@@ -1,1 +1,1 @@
-"""A machine as it is read: limits, disks, cards, surroundings; kept as plain values."""
+"""Hardware and kernel inventory: limits, disks, cards, surroundings; read once, or again and again."""

@@ -1,4 +1,4 @@
-"""The files in which a kernel says what it has; each reading is a value or says why there is none."""
+"""procfs and sysfs: files in which a kernel says what it has; a reading is a value or says why not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,22 @@ class Files:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
+    def at(self, path: str) -> Path:
+        """Where a file of the machine is to be opened."""
+        return self._root / path.lstrip("/")
+
     def text(self, path: str) -> str | Unknown:
         """What a file says, without the end of line."""
         try:
-            return (self._root / path.lstrip("/")).read_text("utf-8", "replace").strip()
+            return self.at(path).read_text("utf-8", "replace").strip()
+        except OSError as error:
+            return Unknown(reason=f"{path}: {error.strerror or error}")
+
+    def data(self, path: str, *, limit: int) -> bytes | Unknown:
+        """The first bytes of a file."""
+        try:
+            with self.at(path).open("rb") as file:
+                return file.read(limit)
         except OSError as error:
             return Unknown(reason=f"{path}: {error.strerror or error}")
 
@@ -41,16 +53,16 @@ class Files:
     def names(self, path: str) -> list[str]:
         """What lies in a folder, sorted; nothing if it is not there."""
         try:
-            return sorted(os.listdir(self._root / path.lstrip("/")))
+            return sorted(os.listdir(self.at(path)))
         except OSError:
             return []
 
     def exists(self, path: str) -> bool:
-        return (self._root / path.lstrip("/")).exists()
+        return self.at(path).exists()
 
     def target(self, path: str) -> str:
         """Where a link of sysfs leads in the end."""
-        return str((self._root / path.lstrip("/")).resolve())
+        return str(self.at(path).resolve())
 
 
 def chosen(text: str) -> str:

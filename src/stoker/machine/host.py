@@ -1,4 +1,4 @@
-"""Memory, limits, cores, network interfaces: read from /proc and /sys."""
+"""Host inventory: memory, limits, cores, network interfaces, from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import resource
 
 from stoker.machine.files import Files, chosen, cpu_list, node_or_none
+from stoker.machine.pci import read_link
 from stoker.machine.plain import Unknown
+from stoker.machine.rdma import read_rdma
 from stoker.machine.snapshot import UNLIMITED, Cpu, Limits, Memory, Nic
 
 _CAP_IPC_LOCK = 14
@@ -14,8 +16,8 @@ _CAP_IPC_LOCK = 14
 
 def read_memory(files: Files) -> Memory:
     """Memory of the machine; a cgroup may allow less."""
-    info = files.parsed("/proc/meminfo", _meminfo)
-    shm_bytes, shm_used_bytes = _shm()
+    info = files.parsed("/proc/meminfo", meminfo_of)
+    shm_bytes, shm_used_bytes = shm_of(files)
     huge = "/sys/kernel/mm/transparent_hugepage"
     return Memory(
         total_bytes=_of(info, "MemTotal"),
@@ -40,6 +42,7 @@ def read_limits(files: Files) -> Limits:
         memlock_hard_bytes=_limit(memlock[1]),
         open_files_soft=_limit(open_files[0]),
         open_files_hard=_limit(open_files[1]),
+        processes_soft=_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0]),
         may_lock_any=files.parsed("/proc/self/status", _may_lock_any),
     )
 
@@ -52,20 +55,18 @@ def read_cpu(files: Files) -> Cpu:
         governors=_governors(files),
         numa_nodes=_numa_nodes(files),
         numa_balancing=files.number("/proc/sys/kernel/numa_balancing"),
+        idle_latency_us=_idle_latency(files),
     )
 
 
 def read_nics(files: Files) -> tuple[Nic, ...] | Unknown:
-    """Interfaces but the loopback, and RDMA devices."""
-    names = files.names("/sys/class/net")
+    """Interfaces but the loopback, and RDMA ports."""
+    base = "/sys/class/net"  # beside folders it may hold files, such as bonding_masters
+    names = [name for name in files.names(base) if files.exists(f"{base}/{name}/operstate")]
     if not names:
-        return Unknown(reason="/sys/class/net shows no interface")
+        return Unknown(reason=f"{base} shows no interface")
     nics = [_nic(files, name) for name in names if name != "lo"]
-    rdma = [
-        Nic(name=name, rdma=True, up=_port_up(files, name), numa_node=_node(files, f"infiniband/{name}"))
-        for name in files.names("/sys/class/infiniband")
-    ]
-    return tuple(nics + rdma)
+    return (*nics, *read_rdma(files))
 
 
 def _nic(files: Files, name: str) -> Nic:
@@ -74,10 +75,16 @@ def _nic(files: Files, name: str) -> Nic:
         up=files.parsed(f"/sys/class/net/{name}/operstate", lambda text: text != "down"),
         speed_bytes_s=_speed(files, name),
         numa_node=_node(files, f"net/{name}"),
+        mtu=files.number(f"/sys/class/net/{name}/mtu"),
+        pcie=read_link(files, f"/sys/class/net/{name}/device"),
+        port=None,
     )
 
 
 def _speed(files: Files, name: str) -> int | Unknown:
+    """Of a real interface: a pod's veth says 10 Gbit/s whatever lies beneath it."""
+    if not files.exists(f"/sys/class/net/{name}/device"):
+        return Unknown(reason=f"{name} is virtual: its speed is that of what lies beneath it")
     megabits = files.number(f"/sys/class/net/{name}/speed")
     if isinstance(megabits, Unknown):
         return megabits
@@ -89,11 +96,8 @@ def _node(files: Files, device: str) -> int | Unknown | None:
     return files.parsed(path, node_or_none) if files.exists(path) else None
 
 
-def _port_up(files: Files, name: str) -> bool | Unknown:
-    return files.parsed(f"/sys/class/infiniband/{name}/ports/1/state", lambda text: "ACTIVE" in text)
-
-
-def _meminfo(text: str) -> dict[str, int]:
+def meminfo_of(text: str) -> dict[str, int]:
+    """Bytes by name."""
     rows = (line.split() for line in text.splitlines())
     found = {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) == 3}
     if {"SwapTotal", "SwapFree"} <= set(found):
@@ -107,9 +111,10 @@ def _of(info: dict[str, int] | Unknown, name: str) -> int | Unknown:
     return info.get(name, Unknown(reason=f"/proc/meminfo has no {name}"))
 
 
-def _shm() -> tuple[int | Unknown, int | Unknown]:
+def shm_of(files: Files) -> tuple[int | Unknown, int | Unknown]:
+    """Size of /dev/shm, and how much of it is taken."""
     try:
-        stat = os.statvfs("/dev/shm")
+        stat = os.statvfs(files.at("/dev/shm"))
     except OSError as error:
         reason = Unknown(reason=f"/dev/shm: {error.strerror}")
         return reason, reason
@@ -130,6 +135,15 @@ def _governors(files: Files) -> tuple[str, ...] | Unknown:
     read = [files.text(f"{base}/{name}/scaling_governor") for name in files.names(base)]
     found = sorted({text for text in read if isinstance(text, str)})
     return tuple(found) or Unknown(reason="no cpufreq here: a virtual machine's host decides")
+
+
+def _idle_latency(files: Files) -> int | Unknown | None:
+    """Of the deepest C-state that is not switched off; None where the kernel has none to choose from."""
+    base = "/sys/devices/system/cpu/cpu0/cpuidle"
+    states = [f"{base}/{name}" for name in files.names(base) if name.startswith("state")]
+    allowed = [state for state in states if files.text(f"{state}/disable") in ("0", "")]
+    read = [files.number(f"{state}/latency") for state in allowed]
+    return max((value for value in read if isinstance(value, int)), default=None)
 
 
 def _numa_nodes(files: Files) -> tuple[tuple[int, ...], ...] | Unknown:

@@ -1,37 +1,53 @@
-"""Cards through NVML: the home of nvidia-ml-py. Each answer that a card does not give is Unknown."""
+"""NVML: the one home of nvidia-ml-py, and what it says of the cards; `samples` reads again and again.
+
+Each answer that a card does not give is Unknown.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stoker.errors import MissingPackageError, require
+from stoker.gpus import SLOWDOWNS
 from stoker.machine.plain import Unknown
-from stoker.machine.snapshot import Gpu
+from stoker.machine.snapshot import Gpu, Inventory
 
 Answer = TypeVar("Answer")
 
-# Bits of the clock event reasons that mean that something holds the clock back; idle, application clocks
-# and a software power cap at full load are healthy.
-_SLOWDOWNS = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
-_NO_ECC = "NotSupported"
+_NO_SUCH = "notsupported"
+_FABRIC_STATES = {1: "Not Started", 2: "In Progress", 3: "Completed"}  # 0: the card has none
 _MOST_NVLINKS = 18
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
 _PEER_STATES = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS"}  # as nvidia-smi topo writes them
 
 
-def nvml_gpus() -> tuple[str, tuple[Gpu, ...], tuple[tuple[str, ...], ...]] | Unknown:
-    """The driver's version, the cards, and which reaches which; Unknown without NVML."""
+def open_nvml() -> Any:
+    """The module pynvml, ready to be asked; whoever opens it calls `nvmlShutdown`."""
+    nvml = require("pynvml", extra="gpu")
     try:
-        nvml = require("pynvml", extra="gpu")
         nvml.nvmlInit()
-    except MissingPackageError:
-        return Unknown(reason="nvidia-ml-py is not installed")
+    except nvml.NVMLError as error:
+        raise MissingPackageError(f"NVML: {error}", hint="install the NVIDIA driver") from error
+    return nvml
+
+
+def handles_of(nvml: Any) -> list[Any]:
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def text_of(value: Any) -> str:
+    """Older packages answer in bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def nvml_gpus() -> Inventory | Unknown:
+    """What NVML says; Unknown without it."""
+    try:
+        nvml = open_nvml()
+    except MissingPackageError as error:
+        return Unknown(reason=error.message)
     except Exception as error:  # whatever a broken driver makes of it, another way may work
         return Unknown(reason=f"NVML: {error}")
     try:
@@ -42,12 +58,18 @@ def nvml_gpus() -> tuple[str, tuple[Gpu, ...], tuple[tuple[str, ...], ...]] | Un
         nvml.nvmlShutdown()
 
 
-def cards_of(nvml: Any) -> tuple[str, tuple[Gpu, ...], tuple[tuple[str, ...], ...]]:
+def cards_of(nvml: Any) -> Inventory:
     """What an opened NVML says. `nvml` is the module pynvml."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+    handles = handles_of(nvml)
     cards = tuple(_card(nvml, index, handle) for index, handle in enumerate(handles))
     peers = tuple(tuple(_peer(nvml, one, other) for other in handles) for one in handles)
-    return _text(nvml.nvmlSystemGetDriverVersion()), cards, peers
+    version = _ask(lambda: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))
+    return Inventory(
+        driver=text_of(nvml.nvmlSystemGetDriverVersion()),
+        cuda=version if isinstance(version, Unknown) else f"{version // 1000}.{version % 1000 // 10}",
+        cards=cards,
+        peers=peers,
+    )
 
 
 def _card(nvml: Any, index: int, handle: Any) -> Gpu:
@@ -57,14 +79,21 @@ def _card(nvml: Any, index: int, handle: Any) -> Gpu:
     def told(answer: Any, make: Callable[[Any], Answer]) -> Answer | Unknown:
         return answer if isinstance(answer, Unknown) else make(answer)
 
+    rows = ask("RemappedRows")  # corrected, uncorrected, pending, failed
     return Gpu(
         index=index,
-        name=told(ask("Name"), _text),
-        bus=told(ask("PciInfo"), lambda pci: _text(pci.busId).lower()[-12:]),
+        name=told(ask("Name"), text_of),
+        bus=told(ask("PciInfo"), lambda pci: text_of(pci.busId).lower()[-12:]),
         persistence=told(ask("PersistenceMode"), bool),
-        ecc=_ecc(ask("EccMode")),
+        ecc=_mode(ask("EccMode")),
         ecc_uncorrected=told(ask("TotalEccErrors", 1, 0), int),  # uncorrected, since the driver was loaded
-        remap_pending=told(ask("RemappedRows"), lambda rows: bool(rows[2])),
+        remap_pending=told(rows, lambda rows: bool(rows[2])),
+        remap_failed=told(rows, lambda rows: bool(rows[3])),
+        rows_remapped=told(rows, lambda rows: int(rows[1])),
+        pages_retired=told(ask("RetiredPages", 1), len),  # 1: for uncorrected errors
+        retire_pending=told(ask("RetiredPagesPendingStatus"), bool),
+        mig=_mode(ask("MigMode")),
+        fabric=_fabric(nvml, handle),
         power_limit_w=told(ask("PowerManagementLimit"), lambda milliwatts: milliwatts / 1000),
         power_default_w=told(ask("PowerManagementDefaultLimit"), lambda milliwatts: milliwatts / 1000),
         clock_set_mhz=ask("ApplicationsClock", 1),  # NVML_CLOCK_SM
@@ -80,7 +109,7 @@ def _card(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def slowdowns_of(bits: int) -> tuple[str, ...]:
-    return tuple(name for bit, name in _SLOWDOWNS.items() if bits & bit)
+    return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
 
 
 def _reasons(ask: Callable[..., Any]) -> Any:
@@ -96,10 +125,30 @@ def _ask(question: Callable[[], Any]) -> Any:
         return Unknown(reason=f"NVML: {error}")
 
 
-def _ecc(answer: Any) -> bool | Unknown | None:
+def _mode(answer: Any) -> bool | Unknown | None:
+    """A switch that some cards do not have: now, and after the next reset."""
     if isinstance(answer, Unknown):
-        return None if _NO_ECC.lower() in answer.reason.replace(" ", "").lower() else answer
+        return None if _is_lacking(answer) else answer
     return bool(answer[0])
+
+
+def _is_lacking(answer: Unknown) -> bool:
+    return _NO_SUCH in answer.reason.replace(" ", "").lower()
+
+
+def _fabric(nvml: Any, handle: Any) -> str | Unknown | None:
+    """How far the fabric manager has come with an NVSwitch card."""
+
+    def asked() -> Any:
+        told = nvml.c_nvmlGpuFabricInfo_t()
+        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(told))
+        return told
+
+    told = _ask(asked)
+    if isinstance(told, Unknown):
+        return None if _is_lacking(told) else told
+    state = _FABRIC_STATES.get(int(told.state))
+    return f"{state}, error {told.status}" if state and told.status else state
 
 
 def _nvlinks(ask: Callable[..., Any]) -> tuple[bool, ...]:
@@ -112,7 +161,3 @@ def _peer(nvml: Any, one: Any, other: Any) -> str:
         return "X"
     state = _ask(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, _READ))
     return "U" if isinstance(state, Unknown) else _PEER_STATES.get(state, "U")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,17 +1,18 @@
-"""Block devices, and what the folders that matter lie on."""
+"""Block devices and filesystems: disks, and what the folders that matter lie on."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from stoker.machine.files import Files, chosen, node_or_none
+from stoker.machine.mounts import Mount, mounts_of, nfs_of
+from stoker.machine.pci import read_link
 from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Disk, Place
 
@@ -23,23 +24,16 @@ _PATIENCE_S = 1.2
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mount:
-    """A line of mountinfo."""
-
-    device: str
-    mountpoint: str
-    filesystem: str
-    source: str
-    options: tuple[str, ...]
-
-
 def read_disks(files: Files) -> tuple[Disk, ...] | Unknown:
     """The disks of the machine."""
     if not files.exists("/sys/block"):
         return Unknown(reason="/sys/block is not there")
-    names = [name for name in files.names("/sys/block") if not name.startswith(_PASSING)]
-    return tuple(_disk(files, name) for name in names)
+    return tuple(_disk(files, name) for name in disk_names(files))
+
+
+def disk_names(files: Files) -> list[str]:
+    """Real disks: not their partitions, nor what is stacked upon them."""
+    return [name for name in files.names("/sys/block") if not name.startswith(_PASSING)]
 
 
 def read_place(files: Files, role: str, path: Path) -> Place:
@@ -71,45 +65,6 @@ def within(seconds: float, work: Callable[[], Value]) -> Value | None:
     return found[0] if found else None
 
 
-def mounts_of(mountinfo: str) -> list[Mount]:
-    """The mounts of /proc/self/mountinfo; the options of a mount and of its filesystem together."""
-    found = []
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        _, _, device, _, mountpoint, options, *_ = left.split()
-        filesystem, source, *rest = right.split()
-        both = dict.fromkeys(f"{options},{rest[-1] if rest else ''}".rstrip(",").split(","))
-        found.append(
-            Mount(
-                device=device,
-                mountpoint=_unescaped(mountpoint),
-                filesystem=filesystem,
-                source=_unescaped(source),
-                options=tuple(both),
-            )
-        )
-    return found
-
-
-def nfs_of(mountstats: str) -> dict[str, tuple[tuple[str, ...], float]]:
-    """By mountpoint: the options that are in force, and the share of requests that were sent again."""
-    found: dict[str, tuple[tuple[str, ...], float]] = {}
-    for part in re.split(r"^device ", mountstats, flags=re.MULTILINE)[1:]:
-        head, *lines = part.splitlines()
-        words = head.split()  # SOURCE mounted on MOUNTPOINT with fstype nfs4 statvers=1.1
-        if len(words) < 7 or not words[6].startswith("nfs"):
-            continue
-        options: tuple[str, ...] = ()
-        calls = sends = 0
-        for line in map(str.split, lines):
-            if line[:1] == ["opts:"]:
-                options = tuple(line[1].split(","))
-            elif len(line) >= 9 and line[0].rstrip(":").isupper():  # an operation: calls, transmissions, …
-                calls, sends = calls + int(line[1]), sends + int(line[2])
-        found[_unescaped(words[3])] = options, max(0, sends - calls) / max(1, calls)
-    return found
-
-
 def stripes_of(said: str) -> tuple[int, int]:
     """Stripe count and size of `lfs getstripe -d`."""
     words = said.replace("stripe_count:", " stripe_count: ").replace("stripe_size:", " stripe_size: ").split()
@@ -128,6 +83,7 @@ def _disk(files: Files, name: str) -> Disk:
         read_ahead_bytes=files.parsed(f"{queue}/read_ahead_kb", lambda text: int(text) << 10),
         numa_node=_disk_node(files, name),
         bytes=files.parsed(f"/sys/block/{name}/size", lambda text: int(text) * 512),
+        pcie=read_link(files, f"/sys/block/{name}/device/device"),
     )
 
 
@@ -154,6 +110,7 @@ def _place(files: Files, role: str, path: Path, mounts: list[Mount]) -> Place:
         path=str(path),
         answers=True,
         exists=os.path.exists(path),
+        writable=os.access(there, os.W_OK | os.X_OK),
         mountpoint=mount.mountpoint,
         source=mount.source,
         filesystem=mount.filesystem,
@@ -222,8 +179,10 @@ def _nfs(files: Files, mount: Mount) -> tuple[tuple[str, ...], float | Unknown]:
     said = files.parsed("/proc/self/mountstats", nfs_of)
     if isinstance(said, Unknown):
         return mount.options, said
-    options, share = said.get(mount.mountpoint, ((), 0.0))
-    return tuple(dict.fromkeys((*mount.options, *options))), share
+    for nfs in said:
+        if nfs.mountpoint == mount.mountpoint:
+            return tuple(dict.fromkeys((*mount.options, *nfs.options))), nfs.resent_share
+    return mount.options, 0.0
 
 
 def _stripes(mount: Mount, there: Path) -> tuple[int | Unknown, int | Unknown]:
@@ -239,11 +198,6 @@ def _stripes(mount: Mount, there: Path) -> tuple[int | Unknown, int | Unknown]:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         reason = Unknown(reason=f"lfs getstripe: {error}")
         return reason, reason
-
-
-def _unescaped(text: str) -> str:
-    """mountinfo writes a blank as \\040."""
-    return text.encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
 
 
 def hub_folder(environ: Mapping[str, str], *, home: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Records as plain values and back, by their field types; what is missing comes back as Unknown."""
+"""Record serialisation: plain values and back, by field types; what is missing comes back as Unknown."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def unread(kind: type[Record], reason: str) -> Record:
 
 
 def as_plain(value: Any) -> Any:  # any of the values a record may hold
-    """JSON's own types; an Unknown is {"unknown": reason}."""
+    """JSON's own types; an Unknown is {"unknown": reason}, and what was never read is left out."""
     if isinstance(value, Unknown):
         return {"unknown": value.reason}
     if is_dataclass(value):
-        return {one.name: as_plain(getattr(value, one.name)) for one in fields(value)}
+        held = {one.name: getattr(value, one.name) for one in fields(value)}
+        return {name: as_plain(item) for name, item in held.items() if item != NOT_READ}
     if isinstance(value, Mapping):
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -56,7 +57,7 @@ def from_plain(kind: type[Record], plain: Mapping[str, Any]) -> Record:
 
 def _value(hint: Any, plain: Any, name: str) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in kinds:
+    for kind in sorted(kinds, key=lambda kind: kind is not Unknown):  # a record takes any table for its own
         if _fits(kind, plain):
             return _one(kind, plain, name)
     raise ValueError(f"{name} cannot be {plain!r}")

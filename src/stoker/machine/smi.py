@@ -1,4 +1,4 @@
-"""Cards through the program nvidia-smi, for machines without nvidia-ml-py."""
+"""nvidia-smi: cards through the program, for machines without nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 from xml.etree import ElementTree
 
 from stoker.machine.plain import Unknown
-from stoker.machine.snapshot import Gpu
+from stoker.machine.snapshot import Gpu, Inventory
 
 Answer = TypeVar("Answer")
 
@@ -23,23 +23,25 @@ _SLOWDOWNS = {
 }
 
 
-def smi_gpus() -> tuple[str, tuple[Gpu, ...], tuple[tuple[str, ...], ...] | Unknown] | Unknown:
-    """The driver's version, the cards, and which reaches which; Unknown without the program."""
+def smi_gpus() -> Inventory | Unknown:
+    """What the program says; Unknown without it."""
     said = _run("-q", "-x")
     if isinstance(said, Unknown):
         return said
     try:
-        driver, cards = cards_of(said)
+        found = cards_of(said)
     except (ElementTree.ParseError, ValueError) as error:
         return Unknown(reason=f"nvidia-smi -q -x: {error}")
-    return driver, _with_links(cards), _peers(len(cards))
+    return replace(found, cards=_with_links(found.cards), peers=_peers(len(found.cards)))
 
 
-def cards_of(xml: str) -> tuple[str, tuple[Gpu, ...]]:
-    """What `nvidia-smi -q -x` says."""
+def cards_of(xml: str) -> Inventory:
+    """What `nvidia-smi -q -x` says; peers are told by another question."""
     root = ElementTree.fromstring(xml)
-    return root.findtext("driver_version", ""), tuple(
-        _card(index, node) for index, node in enumerate(root.iter("gpu"))
+    return Inventory(
+        driver=root.findtext("driver_version", ""),
+        cuda=root.findtext("cuda_version") or Unknown(reason="nvidia-smi says no CUDA version"),
+        cards=tuple(_card(index, node) for index, node in enumerate(root.iter("gpu"))),
     )
 
 
@@ -74,9 +76,18 @@ def _card(index: int, node: ElementTree.Element) -> Gpu:
         name=ask("product_name", _some),
         bus=ask("pci/pci_bus_id", lambda text: _some(text).lower()[-12:]),
         persistence=ask("persistence_mode", _switch),
-        ecc=_ecc(node.findtext("ecc_mode/current_ecc")),
+        ecc=_mode(node.findtext("ecc_mode/current_ecc")),
         ecc_uncorrected=_uncorrected(node),
         remap_pending=ask("remapped_rows/remapped_row_pending", _switch),
+        remap_failed=ask("remapped_rows/remapped_row_failure", _switch),
+        rows_remapped=ask("remapped_rows/remapped_row_unc", _whole),
+        pages_retired=_first(
+            ask("retired_pages/double_bit_retirement/retired_count", _whole),
+            ask("retired_pages/double_bit_retirement/retired_page_count", _whole),
+        ),
+        retire_pending=ask("retired_pages/pending_retirement", _switch),
+        mig=_mode(node.findtext("mig_mode/current_mig")),
+        fabric=_fabric(node),
         power_limit_w=_first(
             ask("gpu_power_readings/current_power_limit", _real), ask("power_readings/power_limit", _real)
         ),
@@ -116,7 +127,7 @@ def _run(*arguments: str) -> str | Unknown:
             ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=True
         ).stdout
     except FileNotFoundError:
-        return Unknown(reason="neither nvidia-ml-py nor nvidia-smi is installed")
+        return Unknown(reason="nvidia-smi is not installed")
     except (OSError, subprocess.SubprocessError) as error:
         return Unknown(reason=f"nvidia-smi: {error}")
 
@@ -141,7 +152,16 @@ def _uncorrected(node: ElementTree.Element) -> int | Unknown:
     return sum(int(text) for text in counts if text.strip().isdigit())
 
 
-def _ecc(text: str | None) -> bool | None:
+def _fabric(node: ElementTree.Element) -> str | None:
+    """The state of the fabric below an NVSwitch card; others say N/A or nothing."""
+    state, status = (node.findtext(f"fabric/{name}", "N/A").strip() for name in ("state", "status"))
+    if state in ("N/A", ""):
+        return None
+    return state if status in ("Success", "N/A", "") else f"{state}, {status}"
+
+
+def _mode(text: str | None) -> bool | None:
+    """A switch that some cards do not have."""
     return None if text is None or text.strip() in ("N/A", "[N/A]", "") else text.strip() == "Enabled"
 
 

@@ -1,11 +1,14 @@
-"""Container, scheduler, variables and the kernel's log: what is around a process."""
+"""Container, scheduler, variables and kernel log: what is around a process."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from stoker.machine.files import Files
 from stoker.machine.plain import Unknown
@@ -28,6 +31,10 @@ _FAULTS = re.compile(
     r"LustreError"
 )
 _LOG_LINES = 40
+_TIMEX_BYTES, _TIME_ERROR = (
+    512,
+    5,
+)  # more than any kernel's struct timex; what an unsynchronised clock answers
 _SANDBOX_RELEASE = "4.4.0"  # gVisor says that it is this kernel
 
 
@@ -39,6 +46,8 @@ def read_surroundings(files: Files, environ: Mapping[str, str]) -> Surroundings:
         virtual=_virtual(files),
         kubernetes="KUBERNETES_SERVICE_HOST" in environ,
         slurm="SLURM_JOB_ID" in environ,
+        seccomp=files.parsed("/proc/self/status", _filtered),
+        clock_synced=_clock_synced(),
     )
 
 
@@ -52,33 +61,50 @@ def read_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_log() -> tuple[str, ...] | Unknown:
-    """The last lines of the kernel's log that speak of faults."""
+    """The last lines of the kernel's log that speak of faults, each with its age."""
     try:
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        faults = [(head, text) for head, text in kernel_log() if _FAULTS.search(text)]
     except OSError as error:
         return Unknown(reason=f"/dev/kmsg: {error.strerror}")
+    return tuple(f"[{_age_s(head):.0f} s ago] {text}" for head, text in faults[-_LOG_LINES:])
+
+
+def kernel_log() -> Iterator[tuple[str, str]]:
+    """Head and text of every record so far; raises OSError where they may not be read."""
+    descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return tuple(_faults(descriptor)[-_LOG_LINES:])
-    except OSError as error:
-        return Unknown(reason=f"/dev/kmsg: {error.strerror}")
+        while True:
+            with suppress(BrokenPipeError):  # overwritten while we read: the next read goes on after it
+                record = os.read(descriptor, 8192)
+                if not record:
+                    return
+                head, _, text = record.decode("utf-8", "replace").partition("\n")[0].partition(";")
+                yield head, text
+    except BlockingIOError:  # the end of what was said so far
+        return
     finally:
         os.close(descriptor)
 
 
-def _faults(descriptor: int) -> list[str]:
-    found: list[str] = []
-    while True:
-        try:
-            record = os.read(descriptor, 8192)
-        except BlockingIOError:  # the end of what was said so far
-            return found
-        except BrokenPipeError:  # overwritten while we read: the next read goes on after it
-            continue
-        text = record.decode("utf-8", "replace").partition(";")[2].partition("\n")[0]
-        if not record:
-            return found
-        if _FAULTS.search(text):
-            found.append(text)
+def _age_s(head: str) -> float:
+    """A record begins with `level,number,microseconds since the start,flags`."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC) - int(head.split(",")[2]) / 1e6
+
+
+def _filtered(status: str) -> bool:
+    """Whether a seccomp filter stands before system calls; 2 is a filter, 1 the strict mode."""
+    rows = dict(line.partition(":")[::2] for line in status.splitlines())
+    return int(rows["Seccomp"]) > 0
+
+
+def _clock_synced() -> bool | Unknown:
+    """What chrony, ntpd, ptp4l or systemd-timesyncd told the kernel; any user may ask."""
+    asked = (ctypes.c_byte * _TIMEX_BYTES)()  # a struct timex of zeros: change nothing, only tell
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)
+    except (OSError, AttributeError) as error:
+        return Unknown(reason=f"adjtimex: {error}")
+    return state != _TIME_ERROR if state >= 0 else Unknown(reason="adjtimex: not allowed here")
 
 
 def _container(files: Files, environ: Mapping[str, str]) -> str | None:

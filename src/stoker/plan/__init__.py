@@ -1,1 +1,1 @@
-"""Sizing a job before it runs: what it must read, hold and save, and what it costs when it cannot."""
+"""Capacity planning: what a job must read, hold and save before it runs, and what it costs when it cannot."""

@@ -1,4 +1,4 @@
-"""What a job needs, by arithmetic. Pure: a job in, a plan out; what is unknown stays 0 and is named.
+"""Sizing: what a job needs, by arithmetic. Pure: a job in, a plan out; what is unknown stays 0 and is named.
 
 The sums that must hold: a node's read rate is its GPUs' together, a job's its nodes'; what is in /dev/shm
 counts inside the memory limit, so 100 GiB with 32 GiB of it leave 68 GiB to the processes.
@@ -10,17 +10,20 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stoker.doctor.need import SHM_A_GPU, Need
 from stoker.errors import UsageError
-from stoker.formats.sizes import say_size
+from stoker.formats.sizes import counted, say_size
 from stoker.plan.job import Job
 from stoker.plan.saving import Saving, plan_saving
 
 GIB = 1 << 30
-DEFAULT_SHM = 64 << 20  # what a container has unless told otherwise; threads need none of it
+WORKER_MEMORY = 512 << 20  # of a worker process: torch and a dataset, before it holds a batch
 LOADER_MEMORY = 256 << 20  # LoaderOptions.memory: chunks and batches in waiting, of one rank
 SHARD_BYTES = 512 << 20  # what `stoker prepare` writes
 NCCL_BYTES = 1 << 30  # of a GPU, registered with the network card; CUDA's own pinned memory is not counted
 ROOM = 0.95  # of a disk: a full one is slow, and something else is always on it
+_MOST_MEMORY = 1 << 60
+_OPEN_FILES = 512  # of a rank: libraries, the driver's devices, sockets of NCCL and of the store
 _WRITE_CORES = 1  # a node's staging, checkpoint writer and exporter together, measured at under one core
 
 
@@ -99,21 +102,27 @@ class Plan:
     notes: tuple[str, ...]
     unknown: tuple[str, ...]
 
-    def needs(self) -> dict[str, int]:
+    def needs(self) -> Need:
         """What a node must have; `stoker doctor --for` checks a machine against it."""
-        registered = NCCL_BYTES * self.job.gpus_per_node if self.job.nodes > 1 else 0
-        return {
-            "shm_bytes": self.memory.shm,
-            "memory_bytes": self.memory.limit,
-            "cpu_cores": self.loading.cores,
-            "memlock_bytes": registered,
-            "cache_bytes": self.caching.cache,
-            "open_files": 1024 + 4 * math.ceil(self.caching.share / SHARD_BYTES),
-            "read_bytes_s": math.ceil(self.reading.node),
-        }
+        ranks, shards = self.job.gpus_per_node, self.caching.share / SHARD_BYTES
+        return Need(
+            shm_bytes=self.memory.shm,
+            memory_bytes=self.memory.limit,
+            cpu_cores=self.loading.cores,
+            threads=self.loading.threads * ranks,
+            memlock_bytes=NCCL_BYTES * ranks if self.job.nodes > 1 else 0,
+            cache_bytes=self.caching.cache,
+            # a shard is two files and a record, and the cache has an index of its own
+            inodes=64 + 3 * math.ceil(self.caching.cache / SHARD_BYTES),
+            # a rank keeps a shard's file open while it reads it
+            open_files=_OPEN_FILES + math.ceil(shards / ranks),
+            read_bytes_s=math.ceil(self.reading.node),
+            gpus=ranks,
+            stripes=self.reading.stripes,
+        )
 
     def as_plain(self) -> dict[str, Any]:
-        return {"stoker": "plan", **asdict(self), "needs": self.needs()}
+        return {"stoker": "plan", **asdict(self), "needs": self.needs().as_plain()}
 
 
 def make_plan(job: Job) -> Plan:
@@ -166,7 +175,7 @@ def _loading(job: Job, reading: Reading) -> Loading:
     return Loading(
         threads=threads,
         cores=math.ceil(working) + _WRITE_CORES,
-        shm=job.shm or max(DEFAULT_SHM, _round_up(held, GIB)),
+        shm=job.shm or SHM_A_GPU * job.gpus_per_node + _round_up(held, GIB),
         shm_needed=held,
     )
 
@@ -181,14 +190,21 @@ def _held(job: Job, workers: int) -> int:
 
 def _memory(job: Job, loading: Loading, saving: Saving) -> Memory:
     ranks = job.gpus_per_node * job.rank_memory
-    loaders = job.gpus_per_node * LOADER_MEMORY
+    workers = loading.threads if job.loader == "process" else 0
+    loaders = job.gpus_per_node * (LOADER_MEMORY + workers * WORKER_MEMORY)
     snapshot = math.ceil(saving.node_bytes)
     needed = loading.shm + ranks + loaders + snapshot
+    if needed > _MOST_MEMORY:
+        raise UsageError(
+            f"a node would hold {needed:.3g} bytes: /dev/shm {loading.shm:.3g}, loaders {loaders:.3g}, "
+            f"checkpoint snapshot {snapshot:.3g}",
+            hint="no node has so much: check batch, sample, workers, parameters and checkpoint",
+        )
     limit = job.memory or _round_up(needed, GIB)
     if needed > limit:
         raise UsageError(
             f"memory: {say_gib(limit)} are too little: /dev/shm {say_gib(loading.shm)}, "
-            f"{job.gpus_per_node} ranks {say_gib(ranks)}, loaders {say_gib(loaders)}, "
+            f"{counted(job.gpus_per_node, 'rank')} {say_gib(ranks)}, loaders {say_gib(loaders)}, "
             f"checkpoint snapshot {say_gib(snapshot)} make {say_gib(needed)}",
             hint=f"set memory: {math.ceil(needed / GIB)}GiB, or lower shm, rank_memory or the checkpoint",
         )
@@ -278,8 +294,8 @@ def _notes(job: Job, reading: Reading, loading: Loading, caching: Caching, starv
         )
     if job.cores and loading.cores > job.cores:
         said.append(
-            f"{loading.cores} cores are needed and {job.cores} are there: decode before training "
-            "(`stoker prepare`), or on the GPU"
+            f"feeding takes {counted(loading.cores, 'core')} and a node has {job.cores}: decode before "
+            "training (`stoker prepare`), or on the GPU"
         )
     return said
 

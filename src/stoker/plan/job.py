@@ -1,4 +1,4 @@
-"""A job to be sized: what is known of it, in one flat record.
+"""Job specification: what is known of a job to be sized, in one flat record.
 
 A key of the YAML file, a flag of `stoker plan` and a field of `Job` are one thing with one name. Whatever
 is left out is unknown, and a plan says what it then cannot tell.
@@ -6,7 +6,6 @@ is left out is unknown, and a plan says what it then cannot tell.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
@@ -21,8 +20,14 @@ from stoker.plan.documents import read_document
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"^(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s|min|h|d|)$")
 _BITS = re.compile(r"[KMGTP]i?b$")  # as networks are sold: as bytes they would be eight times as fast
+_LEADING_ZERO = re.compile(r"0+[0-9]")
 _NUMBER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([KMBT]?)$", re.IGNORECASE)
+
+# beyond these no job is: products of a few of them are still numbers that machines can have
+_MOST = {"count": 1e9, "bytes": 1e18, "rate": 1e15, "seconds": 1e12, "number": 1e24}
+_MOST_OF_A_NODE = {"gpus_per_node": 1024, "workers": 1024, "prefetch": 1024}
+_LEAST = 1e-12  # of what is not nothing
 
 _NEEDED = (  # what others are divided by
     "nodes", "gpus_per_node", "workers", "prefetch", "thread_rate", "read_block", "gpu_flops",
@@ -65,7 +70,9 @@ class Job:
     memory: int = _known("bytes", 0, "memory limit of a node's pod or job step; else what it should be")
     cores: int = _known("count", 0, "cores of a node; else what is needed")
 
-    loader: str = _known("text", "thread", "thread (stoker's default), or process (DataLoader workers)")
+    loader: str = _known(
+        "text", "thread", "what makes batches: thread, as stoker does, or process, as DataLoader does"
+    )
     workers: int = _known("count", 4, "worker processes of a rank, with loader: process")
     prefetch: int = _known("count", 2, "batches each worker holds ready, with loader: process")
     thread_rate: float = _known("rate", 300e6, "bytes a second one loader thread or worker makes ready")
@@ -84,10 +91,19 @@ class Job:
         for name in _NEEDED:
             if not getattr(self, name):
                 raise UsageError(f"{name}: 0 cannot work", hint=f"{name} is {_help(name)}: give more")
+        if not self.name.isprintable() or not 0 < len(self.name) <= 200:
+            raise UsageError(
+                f"name: {self.name[:200]!r} is none", hint="use a word or two that can be printed"
+            )
         if self.loader not in ("thread", "process"):
             raise UsageError(f"loader: {self.loader!r} is unknown", hint="use thread or process")
         if not 0 < self.mfu <= 1:
             raise UsageError(f"mfu: {self.mfu} is no share", hint="0.4 is usual, 1 is the peak")
+        if self.gpu_read_rate > _MOST["rate"]:
+            raise UsageError(
+                f"step, batch and sample make {self.gpu_read_rate:g} bytes a second of a GPU",
+                hint="no GPU reads so fast: check them, sizes as 3.1MB and times as 500ms",
+            )
         if self.memory and self.shm >= self.memory:
             raise UsageError(
                 f"shm: {self.shm:,} bytes are not inside memory: {self.memory:,}",
@@ -152,12 +168,16 @@ def _parse(name: str, value: Any) -> Any:
         raise UsageError(f"{name}: {value!r} is no value", hint=_help(name))
     if kind == "text":
         return str(value)
+    text = str(value).strip()
+    if _LEADING_ZERO.match(text):  # eight to YAML 1.1 and C, ten to YAML 1.2 and people
+        raise UsageError(f"{name}: {value!r} begins with a zero", hint=f"write {text.lstrip('0')}")
     try:
-        number = _PARSERS[kind](str(value).strip())
+        number = _PARSERS[kind](text)
     except (UsageError, ValueError, OverflowError):
         raise UsageError(f"{name}: {value!r} is no {_SAID[kind]}", hint=_help(name)) from None
-    if not math.isfinite(number) or number < 0:
-        raise UsageError(f"{name}: {value!r} is below nothing or beyond counting", hint=_help(name))
+    most = _MOST_OF_A_NODE.get(name, _MOST[kind])
+    if not (number == 0 or _LEAST <= number <= most):
+        raise UsageError(f"{name}: {value!r} is not between {_LEAST:g} and {most:g}", hint=_help(name))
     return number
 
 

@@ -1,4 +1,4 @@
-"""Measurements that replace guesses: of a run that `stoker watch` recorded, or of a benchmark's result.
+"""Measurements that replace guesses: of a recorded run, or of a benchmark's result.
 
 Each reader gives values of a job by their names, and says where they came from.
 """
@@ -31,11 +31,11 @@ class Measured:
 
 
 def read_measured(path: Path) -> Measured:
-    """A folder is a recorded run, a file the JSON of a result."""
-    if path.is_dir():
-        from stoker.runs import read
+    """A folder or JSON lines are a recorded run, another file the JSON of a result."""
+    if path.is_dir() or path.suffix == ".jsonl":
+        from stoker.watch.runs import read_recording
 
-        return of_recording(read(path), source=str(path))
+        return of_recording(read_recording(path), source=str(path))
     return of_result(read_document(path), source=str(path))
 
 
@@ -71,6 +71,7 @@ def of_result(result: Mapping[str, Any], *, source: str) -> Measured:
                 f"{source}: {min(unknown)} is nothing a job has", hint=f"use {', '.join(FIELDS)}"
             )
         return Measured(source=source, values=dict(result["measured"]))
+    result = _newest(result)
     for read in _RESULTS:
         with suppress(KeyError, TypeError, ValueError):
             return Measured(source=source, values=read(result))
@@ -97,6 +98,13 @@ def _per_step(rank: RankRecord, values: np.ndarray[Any, np.dtype[np.float64]]) -
     at = np.searchsorted(rank.steps.number, rank.spans.step[data])
     inside = at < len(rank.steps.number)
     return np.bincount(at[inside], values[data][inside], minlength=len(rank.steps.number))
+
+
+def _newest(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Benchmarks keep every run: the last is the newest."""
+    with suppress(KeyError, TypeError, IndexError):
+        return dict(result["runs"][-1]["report"])
+    return result
 
 
 def _gpu_feed(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A plan as one HTML page that needs nothing else: tables, and plots as inline SVG."""
+"""HTML plan: one page that needs nothing else, tables, and plots as inline SVG."""
 
 from __future__ import annotations
 
@@ -8,50 +8,60 @@ from html import escape
 
 import numpy as np
 
-from stoker.plan.arithmetic import Plan, say_time
+from stoker.plan.arithmetic import Plan
 from stoker.plan.scene import Course, Floats
 from stoker.plan.text import course_rows, rows_of
+from stoker.report.html import static_page
+from stoker.report.page.markup import Html, join, tag
+from stoker.report.page.ticks import round_times, tick
+from stoker.report.phrases import sentence
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 260, 52, 36
-
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-body{color:#222;background:#fff}h2{font-size:1.05rem;margin:1.5rem 0 .3rem}li{margin:.3rem 0}
-table{border-collapse:collapse;margin-bottom:1.5rem}td{padding:.2rem 1.2rem .2rem 0;vertical-align:top}
-td:first-child{color:#666;white-space:nowrap}svg{max-width:100%;height:auto}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td:first-child{color:#999}}
-"""
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 720, 300, 56, 30, 48
+_APART = 46  # pixels between the middles of two labels
 
 
 def plan_page(plan: Plan, courses: Sequence[Course] = (), sweeps: Sequence[Sequence[Course]] = ()) -> str:
-    """The whole page."""
-    parts = [f"<h1>{escape(plan.job.name)}</h1>"]
-    if plan.notes:
-        parts.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in plan.notes) + "</ul>")
-    parts += [f"<h2>{escape(title)}</h2>{_table(rows)}" for title, rows in rows_of(plan)]
+    """The whole page, in the report's design."""
+    (title, first), *rest = rows_of(plan)
+    parts = {
+        "head": join(tag("p", "stoker plan", class_="brand"), tag("h1", title)),
+        "verdict": _notes("What to mind", plan.notes) if plan.notes else Html(),
+        "reading": _section("the job", first) if first else Html(),
+        **{name.replace(" ", "-"): _section(name, rows) for name, rows in rest},
+    }
     if courses:
-        parts.append(f"<h2>simulated</h2>{_table(course_rows(courses))}{idle_over_time(courses)}")
+        drawn = tag("div", Html(idle_over_time(courses)), class_="scroll")
+        parts["simulated"] = join(_section("simulated", course_rows(courses)), drawn)
     if sweeps:
-        parts.append(f"<h2>by number of nodes</h2>{idle_by_nodes(sweeps)}")
+        parts["by-nodes"] = join(tag("h2", "By number of nodes"), Html(idle_by_nodes(sweeps)))
     if plan.unknown:
-        parts.append(
-            "<h2>not known</h2><ul>" + "".join(f"<li>{escape(x)}</li>" for x in plan.unknown) + "</ul>"
-        )
-    title = escape(f"stoker plan: {plan.job.name}")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
+        parts["unknown"] = join(tag("h2", "Not known, so not planned"), _list(plan.unknown))
+    return static_page(f"plan: {plan.job.name}", parts)
+
+
+def _notes(title: str, notes: Sequence[str]) -> Html:
+    return tag("div", tag("p", title, class_="kind"), _list(notes), class_="card bad")
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> Html:
+    cells = [tag("tr", tag("th", name), tag("td", value)) for name, value in rows]
+    return join(tag("h2", sentence(title)), tag("table", tag("tbody", *cells), class_="facts"))
+
+
+def _list(lines: Sequence[str]) -> Html:
+    return tag("ul", *(tag("li", line) for line in lines))
 
 
 def idle_over_time(courses: Sequence[Course], *, until: float = math.inf) -> str:
     """GPU idle share over time, a line for each policy."""
     end = min(until, max(course.seconds for course in courses))
     lines = {course.policy.name: _thinned(course, end=end) for course in courses}
-    ticks = [(end * part / 4, say_time(end * part / 4)) for part in range(1, 5)]
-    return plot(lines, right=end, ticks=ticks, across="time", title="GPU idle share over time")
+    ticks = [(at, tick(at)) for at in round_times(end)]
+    return plot(
+        lines, right=end, ticks=ticks, across="time since the start", title="GPU idle share over time"
+    )
 
 
 def idle_by_nodes(sweeps: Sequence[Sequence[Course]]) -> str:
@@ -65,9 +75,24 @@ def idle_by_nodes(sweeps: Sequence[Sequence[Course]]) -> str:
     }
     counts = [course.cluster.nodes for course in sweeps[0]]
     ticks = [(float(np.log10(count)), f"{count:,}") for count in counts]
+    own = [one for one in ticks if one[0] % 1]  # the job's own number; powers of ten give way to it
+    kept = _apart([*own, *(one for one in reversed(ticks) if one not in own)], ticks[-1][0])
     return plot(
-        lines, right=ticks[-1][0], ticks=ticks, across="nodes", title="GPU idle share by number of nodes"
+        lines,
+        right=ticks[-1][0],
+        ticks=kept,
+        across="nodes (logarithmic)",
+        title="GPU idle share by number of nodes",
     )
+
+
+def _apart(ticks: Sequence[tuple[float, str]], right: float) -> list[tuple[float, str]]:
+    """Those whose labels do not touch one that was kept before."""
+    kept: list[tuple[float, str]] = []
+    for at, label in ticks:
+        if all(abs(_x(at, right) - _x(other, right)) >= _APART for other, _ in kept):
+            kept.append((at, label))
+    return kept
 
 
 def plot(
@@ -102,15 +127,20 @@ def _axis(ticks: Sequence[tuple[float, str]], right: float, across: str) -> str:
         for share in (0, 0.25, 0.5, 0.75, 1)
     ]
     columns = [
-        f'<text x="{_x(at, right):.1f}" y="{_HEIGHT - 16}" text-anchor="{_anchor(at, right)}">'
+        f'<text x="{_x(at, right):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="{_anchor(at, right)}">'
         f"{escape(label)}</text>"
         for at, label in ticks
     ]
-    return "".join(rows + columns) + f'<text x="{_LEFT}" y="{_HEIGHT - 1}">{escape(across)}</text>'
+    middle = (_LEFT + _WIDTH - 10) / 2
+    titles = [
+        '<text x="0" y="14">GPU idle share</text>',
+        f'<text x="{middle:.0f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(across)}</text>',
+    ]
+    return "".join([*rows, *columns, *titles])
 
 
 def _anchor(at: float, right: float) -> str:
-    return "end" if at >= right else "middle"
+    return "end" if at >= 0.97 * right else "start" if at <= 0 else "middle"
 
 
 def _x(value: float, right: float) -> float:
@@ -118,7 +148,7 @@ def _x(value: float, right: float) -> float:
 
 
 def _y(share: float) -> float:
-    return 10 + (_HEIGHT - _BOTTOM - 10) * (1 - min(1.0, max(0.0, float(share))))
+    return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - min(1.0, max(0.0, float(share))))
 
 
 def _thinned(course: Course, *, end: float, points: int = 120) -> tuple[Floats, Floats]:
@@ -127,8 +157,3 @@ def _thinned(course: Course, *, end: float, points: int = 120) -> tuple[Floats, 
     lost = np.concatenate([[0.0], np.cumsum(course.idle.sum(axis=0) * np.diff(course.t, prepend=0.0))])
     at = np.interp(edges, np.concatenate([[0.0], course.t]), lost)
     return edges[1:], np.diff(at) / np.diff(edges)
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f"<table>{cells}</table>"

@@ -1,4 +1,4 @@
-"""How often to save, and what saving and failing cost: the checkpoint side of a plan. Pure."""
+"""Checkpoint interval (Young/Daly): how often to save, and what saving and failing cost. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation is played with and what comes out: a cluster, a policy, a course."""
+"""Simulation records: a cluster, a policy, and the course that comes out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Floats = NDArray[np.float64]
 
 STAGINGS = ("none", "everything", "share")
 SAVINGS = ("stop", "behind")
-MOST_NODES = 1_000_000  # each is a number in some twenty vectors, at every tick
-CAUSES = ("start", "data", "straggler", "checkpoint")
+CAUSES = ("start", "data", "straggler", "checkpoint", "failure")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +45,13 @@ class Cluster:
     interval_s: float = 0.0
     stop_interval_s: float = 0.0  # where the loop stands still for a save, it saves more seldom
     stall_s: float = 0.0  # of a save that goes on behind the loop
-    seed: int = 0
+    mtbf_s: float = 0.0  # a node is lost so often, at even distances; 0 is never
+    restart_s: float = 0.0  # until the job goes on from its newest checkpoint
 
     def __post_init__(self) -> None:
         for name in ("nodes", "demand", "dataset", "store_rate", "epochs"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"a simulation needs {name}", hint=f"give the job {_SOURCE[name]}")
-        if self.nodes > MOST_NODES:
-            raise UsageError(
-                f"{self.nodes:,} nodes are more than can be played through",
-                hint=f"{MOST_NODES:,} are the most; leave --simulate out for the sums alone",
-            )
 
     @property
     def share(self) -> float:
@@ -108,13 +103,14 @@ class Course:
 
     policy: Policy
     cluster: Cluster
-    t: Floats  # the end of each tick
-    idle: Floats  # of each tick, [cause, tick], shares
+    t: Floats  # the end of each piece of time between two events
+    idle: Floats  # of each piece, [cause, piece], shares
     store: Floats  # share of the store's rate in use
     seconds: float
     first_step_s: float
     store_bytes: float
-    whole: bool  # all epochs were read within the ticks there were
+    saturated_s: float  # the store gave all it has
+    whole: bool  # it came to its end
 
     @property
     def idle_share(self) -> float:
@@ -128,8 +124,7 @@ class Course:
     @property
     def saturated(self) -> float:
         """The share of time in which the store gave all it has."""
-        lengths = np.diff(self.t, prepend=0.0)
-        return float(lengths[self.store > 0.99].sum() / max(self.seconds, 1e-9))
+        return self.saturated_s / max(self.seconds, 1e-9)
 
     def as_plain(self, points: int = 200) -> dict[str, Any]:
         picked = np.unique(np.linspace(0, len(self.t) - 1, points).astype(int))

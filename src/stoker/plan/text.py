@@ -1,10 +1,10 @@
-"""A plan in words: the lines of a terminal."""
+"""Terminal output of a plan: its lines in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stoker.formats.sizes import say_size
+from stoker.formats.sizes import counted, plural, say_size
 from stoker.plan.arithmetic import Plan, say_gib, say_time
 from stoker.plan.scene import Course
 
@@ -15,7 +15,9 @@ def say_plan(plan: Plan, courses: Sequence[Course] = ()) -> str:
     """Sections of aligned lines; what does not fit comes last, where it is read."""
     sections = [_section(title, rows) for title, rows in rows_of(plan)]
     if courses:
-        sections.append(_section(f"simulated, {courses[0].cluster.nodes:,} nodes", course_rows(courses)))
+        sections.append(
+            _section(f"simulated, {counted(courses[0].cluster.nodes, 'node')}", course_rows(courses))
+        )
     if plan.unknown:
         sections.append("not known, so not planned\n" + "\n".join(f"  {line}" for line in plan.unknown))
     if plan.notes:
@@ -26,7 +28,10 @@ def say_plan(plan: Plan, courses: Sequence[Course] = ()) -> str:
 def rows_of(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
     """Titles with their rows of name and value; what is unknown is left out."""
     job = plan.job
-    yield f"{job.name}: {job.nodes:,} nodes x {job.gpus_per_node} GPUs", list(_reading(plan))
+    yield (
+        f"{job.name}: {counted(job.nodes, 'node')} x {counted(job.gpus_per_node, 'GPU')}",
+        list(_reading(plan)),
+    )
     yield "a node needs", list(_node(plan))
     if job.dataset:
         yield "cache", list(_cache(plan))
@@ -71,7 +76,7 @@ def _reading(plan: Plan) -> Iterator[Row]:
 
 def _node(plan: Plan) -> Iterator[Row]:
     memory, loading = plan.memory, plan.loading
-    yield f"loader {plan.job.loader}s", f"{loading.threads} a rank"
+    yield f"loader {plural(plan.job.loader)}", f"{loading.threads} a rank"
     yield "cores", str(loading.cores)
     yield (
         "memory",
@@ -82,7 +87,7 @@ def _node(plan: Plan) -> Iterator[Row]:
         ),
     )
     yield "for processes", f"{say_gib(memory.processes)}: /dev/shm counts inside the limit"
-    if locked := plan.needs()["memlock_bytes"]:
+    if locked := plan.needs().memlock_bytes:
         yield "memlock", f"{say_gib(locked)} for NCCL over RDMA"
 
 
@@ -135,7 +140,7 @@ def _starving(plan: Plan) -> Iterator[Row]:
     starving = plan.starving
     yield "GPUs wait", f"{starving.first:.0%} of the first epoch, {starving.later:.0%} of later ones"
     money = f", {starving.money:,.0f} at {plan.job.gpu_hour:g} each" if plan.job.gpu_hour else ""
-    yield "that costs", f"{starving.gpu_hours:,.0f} GPU-hours in {plan.job.epochs:g} epochs{money}"
+    yield "that costs", f"{starving.gpu_hours:,.0f} GPU-hours in {counted(plan.job.epochs, 'epoch')}{money}"
 
 
 def _rate(value: float) -> str:

@@ -1,1 +1,1 @@
-"""Raw text into large, shuffled, tokenised shards: on this machine, a Slurm cluster or Ray."""
+"""Data preparation: raw text into large, shuffled, tokenised shards; here, on Slurm, Ray or in pods."""

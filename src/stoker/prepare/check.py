@@ -1,4 +1,4 @@
-"""Check a dataset against its manifest, or make a manifest for shards that have none."""
+"""Verification and adoption: a dataset checked against its manifest, or a manifest for one without."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from stoker import __version__
 from stoker.errors import BadManifestError, BadShardError, StokerError, UsageError
 from stoker.formats import megatron, tar
 from stoker.formats.checksums import hash_file
+from stoker.formats.sizes import counted
 from stoker.formats.zstd import SeekableReader
+from stoker.machine.allowed import usable_cores
 from stoker.manifest import (
     NAME,
     FileRecord,
     Manifest,
     ShardRecord,
     TokenizerRecord,
+    check_pairs,
     find_manifest,
     read_blocks,
     read_manifest,
@@ -27,12 +30,12 @@ from stoker.manifest import (
 )
 from stoker.prepare.tokens import load_tokenizer
 from stoker.storage import Store, join_url, named_errors, open_store
-from stoker.world import usable_cores
 
 
 def verify_dataset(url: str) -> list[str]:
     """Every fault found, one sentence each; none for a dataset that is whole."""
     manifest, store = read_manifest(url), open_store(url)
+    check_pairs(manifest, name=url)
     blocks = read_blocks(store, manifest)
 
     def check(shard: ShardRecord) -> list[str]:
@@ -73,7 +76,8 @@ def _shard_faults(store: Store, shard: ShardRecord, manifest: Manifest) -> list[
         return [error.message]
     if (samples, tokens) != (shard.samples, shard.tokens):
         return [
-            f"{join_url(store.url, shard.name)} holds {samples:,} samples and {tokens:,} tokens, "
+            f"{join_url(store.url, shard.name)} holds {counted(samples, 'sample')} and "
+            f"{counted(tokens, 'token')}, "
             f"its manifest says {shard.samples:,} and {shard.tokens:,}"
         ]
     return []
@@ -144,7 +148,7 @@ def adopt(url: str, *, tokenizer: str = "") -> Manifest:
     _check_alike(url, [*pairs, *tars])
     if bool(pairs) == bool(tars):
         raise UsageError(
-            f"{url} holds {len(pairs)} Megatron pairs and {len(tars)} tars",
+            f"{url} holds {counted(len(pairs), 'Megatron pair')} and {counted(len(tars), 'tar')}",
             hint="give a folder with one kind: NAME.bin beside NAME.idx, or NAME.tar",
         )
     found = [_adopt_pair(store, name) for name in pairs] or [_adopt_tar(store, name) for name in tars]

@@ -1,4 +1,4 @@
-"""Which documents stay: length and quality heuristics, a user's filter; and the count of all that goes.
+"""Data filtering: length and quality heuristics, a user's filter; and the count of all that goes.
 
 Duplicates are found later, where documents meet (shuffle.py, neardup.py); their drops are counted in
 the same statistics.
@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from stoker.errors import UsageError
-from stoker.sources.documents import Documents
+from stoker.prepare.sources.documents import Documents
 
 Verdict = bool | str
 UserFilter = Callable[[str], Verdict]

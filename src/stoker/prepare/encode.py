@@ -1,4 +1,4 @@
-"""From a split to encoded documents: read, curate, tokenise, check a sample against the reference."""
+"""Tokenisation of a split: read, curate, tokenise, check a sample against the reference."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from stoker.errors import BadInputError
 from stoker.prepare.curate import Curator, Statistics
 from stoker.prepare.plan import Plan
+from stoker.prepare.sources.documents import BLOCK_BYTES, Documents, Source, Texts, describe, locations
+from stoker.prepare.sources.read import read_piece
 from stoker.prepare.tokens import Encoded, Engine, Ids, Offsets, Referee, Tokenizer, open_engine
-from stoker.sources.documents import BLOCK_BYTES, Documents, Source, Texts, describe, locations
-from stoker.sources.read import read_piece
 
 # Documents per check against the reference, which is 40 times slower: one in 8192 costs half a percent.
 _CHECK_EVERY = 8192

@@ -1,4 +1,4 @@
-"""The end of a run: shards put in place, and the manifest that makes them a dataset.
+"""Commit of a dataset: shards put in place, and the manifest that makes them one.
 
 A dataset that stands is left alone; of one that has lost files, what is missing is made again.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from stoker import __version__
 from stoker.errors import BadInputError, EngineMismatchError, StorageError, TaskError, UsageError
+from stoker.formats.sizes import counted
 from stoker.manifest import NAME as MANIFEST_NAME
 from stoker.manifest import FileRecord, Manifest, find_manifest, is_absent, write_manifest
 from stoker.prepare.curate import Statistics
@@ -54,7 +55,7 @@ def check_stage(job: Job, stage: str, count: int) -> None:
     hints = dict.fromkeys(failure.hint for _, failure in told[:_FAILURES_SHOWN] if failure.hint)
     raise TaskError(
         "\n".join(
-            [f"{len(failed)} of {count} {stage} tasks are not done, {len(told)} of them failed", *shown]
+            [f"{len(failed)} of {counted(count, f'{stage} task')} not done, {len(told)} failed", *shown]
         ),
         hint="; ".join([*hints, f"logs are in {job.folder / 'logs'}", _AGAIN]),
     )
@@ -72,7 +73,7 @@ def finish(job: Job) -> Prepared:
     store.write(STATISTICS_NAME, (json.dumps(statistics.to_plain(), indent=1) + "\n").encode())
     if not statistics.documents_out:
         raise BadInputError(
-            f"none of {statistics.documents_in:,} documents is left to write",
+            f"none of {counted(statistics.documents_in, 'document')} is left to write",
             hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
         )
     manifest, blocks = _manifest(job, results)

@@ -1,4 +1,4 @@
-"""A plan and the folder its tasks work in: who finds what where."""
+"""Job folder: a plan and the folder its tasks work in, who finds what where."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import TaskError
-from stoker.launch.ledger import Ledger
+from stoker.formats.sizes import counted
 from stoker.manifest import FileRecord
+from stoker.prepare.launch.ledger import Ledger
 from stoker.prepare.plan import Plan, read_plan
 from stoker.prepare.shuffle import Run
 from stoker.prepare.tokens import Tokenizer
@@ -47,7 +48,7 @@ class Job:
         missing = [number for number, result in enumerate(results) if result is None]
         if missing:
             raise TaskError(
-                f"{len(missing)} of {count} {stage} tasks are not done, the first is {missing[0]}",
+                f"{len(missing)} of {counted(count, f'{stage} task')} not done, the first is {missing[0]}",
                 hint=f"see {self.ledger.log(stage, missing[0])}, then run the same command again",
             )
         return [result for result in results if result is not None]

@@ -1,4 +1,4 @@
-"""Near duplicates: MinHash signatures over token n-grams, compared band by band (LSH).
+"""Near-duplicate detection: MinHash signatures over token n-grams, compared band by band (LSH).
 
 A document is dropped when an earlier one agrees with it in a whole band. The signature is computed on
 the token ids with a few numpy operations per hash function for all documents of a run at once, because

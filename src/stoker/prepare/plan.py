@@ -1,4 +1,4 @@
-"""The plan: everything the tasks need to know, as data, named by the hash of its content.
+"""Content-addressed plan: everything the tasks need to know, as data, named by its hash.
 
 Planning is pure: options, sources and tokenizer in, plan out. Two commands that would make the same
 dataset have the same digest; a task or marker of one plan never mixes with another's.
@@ -18,14 +18,15 @@ import xxhash
 
 from stoker.errors import BadManifestError, UsageError
 from stoker.formats.megatron import token_dtype
+from stoker.formats.sizes import counted
 from stoker.manifest import TokenizerRecord
 from stoker.prepare.curate import Curation, filter_digest
 from stoker.prepare.neardup import Sketch, choose_sketch
 from stoker.prepare.shuffle import KEYS, Cells
+from stoker.prepare.sources.discover import cut
+from stoker.prepare.sources.documents import MOST_BYTES, MOST_SOURCES, Piece, Reading, Source
 from stoker.prepare.spill import Marks, Ordering
 from stoker.prepare.writer import Layout
-from stoker.sources.discover import cut
-from stoker.sources.documents import MOST_BYTES, MOST_SOURCES, Piece, Reading, Source
 from stoker.storage import is_local, local_path
 
 VERSION = 1
@@ -68,7 +69,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.shard_bytes < 1 << 20:
             raise UsageError(
-                f"{self.epochs} epochs in shards of {self.shard_bytes:,} bytes make no sense",
+                f"{counted(self.epochs, 'epoch')} in shards of {self.shard_bytes:,} bytes make no sense",
                 hint="ask for one epoch or more, and shards of 1 MiB or more",
             )
         if self.epochs > 1 and not self.shuffle:
@@ -190,7 +191,7 @@ def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerR
         split_bytes = max(_SPLIT_BYTES[0], min(_SPLIT_BYTES[1], total // _SPLITS))
     if len(sources) >= MOST_SOURCES or any(source.bytes >= MOST_BYTES for source in sources):
         raise UsageError(
-            f"{len(sources):,} sources, or one of a terabyte and more, are too many for one plan",
+            f"{counted(len(sources), 'source')}, or one of a terabyte and more, are too many for one plan",
             hint="join small files, or prepare parts of the data into datasets of their own",
         )
     return Plan(

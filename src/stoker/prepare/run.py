@@ -1,4 +1,4 @@
-"""The driver: plan, run the stages through a launcher, finish with the manifest.
+"""Driver of a preparation: plan, run the stages through a launcher, finish with the manifest.
 
 Nothing here knows how a task is run, and no task knows who runs it. Everything lives in a work folder
 named by the plan's digest: the same command finds what an earlier, killed one left and does the rest.
@@ -15,16 +15,17 @@ from typing import Protocol
 
 import xxhash
 
-from stoker.errors import EngineMismatchError, StokerError, UsageError
-from stoker.launch.ledger import Ledger
+from stoker.errors import EngineMismatchError, StokerError, UsageError, require
+from stoker.formats.zstd import zstd_module
 from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
 from stoker.prepare.finish import Prepared, already_there, check_out, check_stage, clean_up, finish
 from stoker.prepare.job import TOKENIZER_NAME, Job
+from stoker.prepare.launch.ledger import Ledger
 from stoker.prepare.plan import Options, Plan, make_plan
-from stoker.sources.discover import check_reading, discover
-from stoker.sources.documents import Piece, Source
-from stoker.sources.read import read_piece
+from stoker.prepare.sources.discover import check_reading, discover
+from stoker.prepare.sources.documents import Piece, Source
+from stoker.prepare.sources.read import read_piece
 from stoker.storage import is_local, local_path, new_file
 
 _FIRST_DOCUMENTS, _FIRST_CHARS = 64, 4096  # what an engine is tried on before it is chosen
@@ -82,11 +83,8 @@ def prepare(options: Options, launcher: Launcher, *, watcher: Watcher, work: Pat
 
 def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path | None) -> Prepared:
     job = plan_job(options, watcher=watcher, work=work)
-    if done := already_there(job.plan):
-        watcher.note(f"{job.plan.out} is already prepared")
-        clean_up(job)
+    if done := _done_before(job, watcher):
         return done
-    watcher.planned(job.plan, job.folder)
     try:
         return _make(job, launcher, watcher)
     except EngineMismatchError:
@@ -99,6 +97,16 @@ def _prepare(options: Options, launcher: Launcher, watcher: Watcher, work: Path 
         watcher.note(f"{job.plan.out} was finished by another run of this command")
         clean_up(job)
         return done
+
+
+def _done_before(job: Job, watcher: Watcher) -> Prepared | None:
+    """The dataset, if it is whole already; else the watcher is told what is to be done."""
+    if done := already_there(job.plan):
+        watcher.note(f"{job.plan.out} is already prepared")
+        clean_up(job)  # planning has made the folder anew
+        return done
+    watcher.planned(job.plan, job.folder)
+    return None
 
 
 def _make(job: Job, launcher: Launcher, watcher: Watcher) -> Prepared:
@@ -121,10 +129,8 @@ class Crew(Launcher, Protocol):
 def assist(options: Options, crew: Crew, *, watcher: Watcher, work: Path | None = None) -> None:
     """Do our part of a dataset that another process, which calls `prepare`, finishes."""
     job = plan_job(options, watcher=watcher, work=work)
-    if already_there(job.plan):
-        clean_up(job)  # planning has made the folder anew
+    if _done_before(job, watcher):
         return
-    watcher.planned(job.plan, job.folder)
     *before, last = job.plan.stages.items()
     for stage, count in before:
         run_stage(job, stage, count, crew, watcher)
@@ -154,11 +160,8 @@ def submit(
             hint="leave --detach out, or name the reference engine: --engine huggingface (or tiktoken)",
         )
     job = plan_job(options, watcher=watcher, work=work)
-    if done := already_there(job.plan):
-        watcher.note(f"{job.plan.out} is already prepared")
-        clean_up(job)
+    if done := _done_before(job, watcher):
         return done
-    watcher.planned(job.plan, job.folder)
     missing = {stage: missing_tasks(job, stage, count) for stage, count in job.plan.stages.items()}
     jobs = queue.submit_all(job.ledger, missing, merge=("stoker.cli", "prepare", "merge", str(job.folder)))
     return Submitted(url=job.plan.out, folder=job.folder, jobs=jobs)
@@ -174,6 +177,7 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
         say=watcher.note,
     )
     check_reading(sources, lines=options.reading.lines)
+    _check_packages(options, sources)
     tokenizer = tokens.load_tokenizer(options.tokenizer)
     first = _first_documents(sources, options)
     engine, refused = tokens.choose_engine(tokenizer, options.engine, first)
@@ -196,6 +200,14 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
     _write_down(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
     _write_down(job.folder / "plan.json", plan.to_json())
     return job
+
+
+def _check_packages(options: Options, sources: Sequence[Source]) -> None:
+    """What only tasks import is missed here, not after an hour in a process on another machine."""
+    if options.zstd:
+        zstd_module()
+    if options.format == "webdataset" or any(source.kind in ("jsonl", "webdataset") for source in sources):
+        require("orjson", extra="tokens")
 
 
 def work_folder(plan: Plan, work: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""The global shuffle: two sequential passes over the tokens, memory bounded by one cell.
+"""External shuffle: two sequential passes over the tokens, memory bounded by one cell.
 
 Every document gets a 64-bit key; the order of the dataset is the order of the keys. Pass one (a map
 task) writes its documents in runs sorted by key. Pass two (a write task) takes a range of keys, reads

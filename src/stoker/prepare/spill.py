@@ -1,4 +1,4 @@
-"""Pass one's output: documents collected, ordered and written as runs of a spill file.
+"""Sorted runs (external sort): pass one's documents collected, ordered and written to a spill file.
 
     NAME.eE.tokens   token ids of the documents, back to back, each with its end-of-document token
     NAME.eE.text     their texts, where the output format wants them
@@ -14,7 +14,6 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -155,9 +154,7 @@ class SpillWriter:
     def __enter__(self) -> SpillWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
 

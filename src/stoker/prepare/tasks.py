@@ -1,4 +1,4 @@
-"""The three kinds of task, each a function of (plan, number): the same call gives the same bytes.
+"""Task functions: three kinds, each a function of (plan, number); the same call gives the same bytes.
 
 map     read a split, curate, tokenise, spill in runs sorted by key
 match   compare one band of all signatures, list the places of later copies
@@ -27,8 +27,6 @@ from stoker.prepare.spill import SpillWriter, encoded_group
 from stoker.prepare.writer import Shard, write_shard
 from stoker.spans import span
 from stoker.storage import new_file
-
-ENTRY = "stoker.prepare.tasks:run_task"
 
 
 def run_task(folder: Path, stage: str, number: int) -> None:

@@ -9,6 +9,7 @@ on a sample of documents while it runs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.errors import EngineMismatchError, MissingPackageError, TokenizerError, require
-from stoker.sources.documents import Texts
+from stoker.errors import EngineMismatchError, MissingPackageError, StokerError, TokenizerError, require
+from stoker.prepare.sources.documents import Texts
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 ENGINES = ("gigatoken", "fastokens", "huggingface", "tiktoken")
 _OWN_TOKENS = 64
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?$")  # what else does not exist is a path
 _EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
 
 # What tokenizers disagree about: white space, case marks, digits, scripts, joiners, controls.
@@ -100,7 +102,6 @@ def load_tokenizer(name: str) -> Tokenizer:
         elif not path.exists():
             path = _from_hub(name)
         definition = path.read_text("utf-8")
-        reference = _huggingface(definition)
     except UnicodeDecodeError as error:
         raise TokenizerError(
             f"{path} is not text: {error}", hint="give the path of a tokenizer.json"
@@ -110,6 +111,10 @@ def load_tokenizer(name: str) -> Tokenizer:
             f"no tokenizer at {path}: {error.strerror}",
             hint="give the path of a tokenizer.json, its folder, a hub name, or tiktoken:ENCODING",
         ) from error
+    try:
+        reference = _huggingface(definition)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path} is {error.message}", hint=error.hint) from error
     ids = reference.get_vocab(with_added_tokens=True).values()
     return Tokenizer(
         name=name,
@@ -194,15 +199,16 @@ def choose_engine(tokenizer: Tokenizer, asked: str, documents: Sequence[str]) ->
     if asked != "auto":
         verify(asked, tokenizer, documents)
         return asked, []
-    refused: list[str] = []
+    refused: list[StokerError] = []
     for name in tokenizer.engines:
         try:
             verify(name, tokenizer, documents)
-            return name, refused
+            return name, [error.message for error in refused]
         except (MissingPackageError, TokenizerError) as error:
-            refused.append(error.message)
+            refused.append(error)
     raise TokenizerError(
-        f"no engine can run {tokenizer.name}: {'; '.join(refused)}", hint="pip install 'stoker[tokens]'"
+        f"no engine can run {tokenizer.name}: {'; '.join(error.message for error in refused)}",
+        hint=refused[-1].hint,  # the reference's
     )
 
 
@@ -320,8 +326,13 @@ def _huggingface(definition: str) -> Any:
 
 
 def _from_hub(name: str) -> Path:
+    if not _HUB_NAME.match(name) or name.endswith(".json"):
+        raise TokenizerError(
+            f"there is no tokenizer {name!r}",
+            hint="give the path of a tokenizer.json or of its folder, or a hub's ORG/NAME",
+        )
+    hub = require("huggingface_hub")
     try:
-        hub = require("huggingface_hub", extra="hf")
         return Path(hub.hf_hub_download(name, "tokenizer.json"))
     except Exception as error:  # the hub client raises a dozen kinds for a name or a network at fault
         raise TokenizerError(
@@ -338,6 +349,15 @@ def _configured_eod(config: Path) -> str:
     except (OSError, ValueError):
         return ""
     return str(token["content"] if isinstance(token, dict) else token or "")
+
+
+def decoder_of(tokenizer: Tokenizer) -> Callable[[Any], str]:
+    """What makes text of ids again, special tokens included."""
+    if tokenizer.family == "tiktoken":
+        encoding = require("tiktoken", extra="tiktoken").get_encoding(tokenizer.definition)
+        return lambda ids: str(encoding.decode([int(one) for one in ids]))
+    loaded = _huggingface(tokenizer.definition)
+    return lambda ids: str(loaded.decode([int(one) for one in ids], skip_special_tokens=False))
 
 
 def _load_tiktoken(name: str) -> Tokenizer:

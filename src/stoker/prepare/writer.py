@@ -1,4 +1,4 @@
-"""Pass two's output: shards, written whole or not at all, hashed on the way."""
+"""Shard writer: pass two's output, whole or not at all, hashed on the way."""
 
 from __future__ import annotations
 

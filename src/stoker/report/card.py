@@ -1,4 +1,4 @@
-"""The verdict card: what a run ends with on a terminal, the same words without colour in a pipe."""
+"""Verdict card: what a run ends with on a terminal, the same words without colour in a pipe."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def print_card(summary: Summary, console: Console) -> None:
     else:
         _heading(console, summary, finding)
     _states(console, summary)
+    _listed(console, "why the GPU was idle", idle_lines(summary))
     if finding is not None:
         _listed(console, "what to change", finding.remedy)
         _listed(console, "evidence", finding.evidence)
@@ -75,12 +76,45 @@ def _heading(console: Console, summary: Summary, finding: Finding) -> None:
     console.print(Text(kind_of(finding), style="bold green" if healthy else "bold red"))
     console.print(Text(sentence(finding.summary), style="bold"))
     console.print(Text(pace_of(summary) if healthy else price_of(summary, finding)))
+    if summary.ended not in ("", "exit 0", "running"):
+        console.print(Text(f"ended: {summary.ended[:200]}"))
 
 
 def _states(console: Console, summary: Summary) -> None:
-    console.print()
-    for line in _state_lines(summary.state_s):
-        console.print(Padding(line, (0, 0, 0, 2)))
+    for at, line in enumerate(_state_lines(summary.state_s)):
+        console.print(Padding(line, (0 if at else 1, 0, 0, 2)))
+    starting = summary.state_s[STATES.index("startup")]
+    if starting > 0.02 * sum(summary.state_s):
+        judged = seconds(sum(summary.state_s) - starting)
+        console.print(
+            Text(f"  of {seconds(sum(summary.state_s))}; a finding's share is of the {judged} after start-up")
+        )
+
+
+_MEANWHILE = {
+    "compute": "while the host launched kernels",
+    "data": "while the loop waited for data",
+    "copy": "while a batch was copied",
+    "collective": "while ranks exchanged",
+    "checkpoint": "while it saved",
+    "evaluation": "in evaluation",
+    "startup": "while it started up",
+    "sync": "at the end of waits for the GPU itself",
+    "stalled": "while the host stood",
+    "unattributed": "in the program's own code",
+}
+
+
+def idle_lines(summary: Summary) -> list[str]:
+    """How long the cards were busy, and what the host did while they were not; together the whole time."""
+    told = summary.ledger
+    if told is None:
+        return []
+    idle = sorted(told.idle.items(), key=lambda item: -item[1])
+    return [
+        f"{percent(told.busy)} busy, {percent(1 - told.busy)} idle",
+        *(f"{percent(share)} {_MEANWHILE[state]}" for state, share in idle if share >= 0.005),
+    ]
 
 
 def _state_lines(state_s: Sequence[float]) -> Iterator[Text]:

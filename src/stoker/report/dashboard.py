@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana want to be told: alert rules and a dashboard, made from the metrics' table."""
+"""Grafana dashboard and Prometheus alert rules, made from the metrics' table."""
 
 from __future__ import annotations
 
@@ -77,6 +77,13 @@ ALERTS = (
         hold="10m",
         severity="warning",
         summary="one rank of {{ $labels.job }} needs {{ $value | humanizeDuration }} a step: the others wait",
+    ),
+    Alert(
+        name="StokerMachineUnfit",
+        expr="stoker_machine_check == 3",
+        hold="10m",
+        severity="warning",
+        summary="{{ $labels.node }}: {{ $labels.check }} fails; run `stoker doctor` there",
     ),
     Alert(
         name="StokerFinding",

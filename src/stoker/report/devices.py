@@ -1,4 +1,4 @@
-"""Cards and hosts: what they are, and their readings in base units, thinned for plots."""
+"""Device summaries: cards and hosts, what they are, and their readings in base units, thinned for plots."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class DeviceSummary:
     """A card or a host: what it is and what was read of it, one series per reading that was taken."""
 
     node: str
-    index: int  # -1: a host
     name: str
-    power_limit_w: float
-    memory_bytes: float
-    cores: float
     series: tuple[Series, ...]
+    index: int = -1  # a host has none
+    power_limit_w: float = math.nan
+    memory_bytes: float = math.nan
+    cores: float = math.nan
 
     def read(self, name: str) -> Series | None:
         """A reading by its name; None where it was never taken."""
@@ -40,7 +40,6 @@ def gpus_of(recording: Recording) -> tuple[DeviceSummary, ...]:
             name=gpu.name,
             power_limit_w=gpu.power_limit_w,
             memory_bytes=float(gpu.memory_bytes),
-            cores=math.nan,
             series=_readings(GPU, gpu.samples.t, gpu.samples.columns, edges),
         )
         for gpu in recording.gpus
@@ -53,10 +52,7 @@ def hosts_of(recording: Recording) -> tuple[DeviceSummary, ...]:
     return tuple(
         DeviceSummary(
             node=host.node,
-            index=-1,
             name=host.node,
-            power_limit_w=math.nan,
-            memory_bytes=math.nan,
             cores=min(float(host.cpus), host.quota_cores),
             series=_readings(HOST, host.samples.t, _with_cpu(host), edges),
         )

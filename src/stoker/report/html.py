@@ -1,8 +1,10 @@
-"""The report: one HTML file that opens anywhere, offline, printed, and without scripts."""
+"""HTML report: one file that opens anywhere, offline, printed, and without scripts."""
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -14,8 +16,9 @@ from stoker.storage import new_file
 
 
 def write_report(summary: Summary, path: Path) -> None:
-    """Write the report of a run; the file appears whole or not at all."""
+    """Write the report of a run, for its owner alone; the file appears whole or not at all."""
     with new_file(path) as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(report(summary).encode())
 
 
@@ -29,8 +32,14 @@ def live_page(summary: Summary) -> str:
     return _page(summary, live=True)
 
 
+def static_page(title: str, parts: Mapping[str, Html]) -> str:
+    """A page in the report's design, of sections by their ids, without a script."""
+    body = tag("body", tag("main", *(tag("section", html, id=name) for name, html in parts.items())))
+    return _framed(title, body, script="")
+
+
 def _page(summary: Summary, *, live: bool) -> str:
-    style, script = _part("page.css"), _part("page.js")
+    script = _part("page.js")
     body = tag(
         "body",
         tag("main", *(tag("section", html, id=name) for name, html in sections(summary).items())),
@@ -38,13 +47,17 @@ def _page(summary: Summary, *, live: bool) -> str:
         tag("script", script),
         data_live="1" if live else None,
     )
+    return _framed(summary.title, body, script=script)
+
+
+def _framed(title: str, body: Html, *, script: str) -> str:
     head = tag(
         "head",
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'),
         Html('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
-        tag("title", f"{summary.title} · stoker"),
-        tag("style", style),
+        tag("title", f"{title} · stoker"),
+        tag("style", _part("page.css")),
     )
     return join(Html("<!doctype html>\n"), tag("html", head, body, lang="en"))
 

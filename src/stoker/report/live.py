@@ -1,4 +1,4 @@
-"""A run as it goes: looked at every second, shown on whichever surfaces were asked for."""
+"""Live view: a run as it goes, looked at every second, shown on whichever surfaces were asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Protocol
 
+from stoker.formats.prometheus import CONTENT_TYPE
 from stoker.recording import Recording
 from stoker.report.html import live_page
-from stoker.report.metrics import CONTENT_TYPE, expose
+from stoker.report.metrics import expose
 from stoker.report.page.sections import sections
 from stoker.report.serve import Address, Answer, Server, start, token_for
 from stoker.report.summary import Summary, of_node, summarise
@@ -84,9 +84,7 @@ class Live:
     def __enter__(self) -> Live:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- looking ----------------------------------------------------------------------------------

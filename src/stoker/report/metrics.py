@@ -1,4 +1,4 @@
-"""The metrics of a run: one table, of which endpoint, dashboard, alert rules and reference are made."""
+"""Prometheus metrics of a run: one table makes endpoint, dashboard, alert rules and reference."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stoker.diagnose.rules import RULES
 from stoker.diagnose.timeline import STATES
+from stoker.formats.prometheus import head, sample
 from stoker.report.devices import DeviceSummary
 from stoker.report.readings import GPU, HOST, Reading
 from stoker.report.summary import Summary
 from stoker.report.totals import STEP_BUCKETS, Totals
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FINDING_KINDS = (
-    "healthy",
-    "data_starvation",
-    "h2d_copy",
-    "collective_hang",
-    "host_hang",
-    "shm_pressure",
-    "throttling",
-    "precision",
-    "launch_bound",
-    "host_sync",
-    "checkpoint_stall",
-    "memory_pressure",
-    "straggler",
-    "communication_bound",
-)
+FINDING_KINDS = ("healthy", *(rule.__name__ for rule in RULES))  # a rule is named after what it finds
 Point = tuple[str, tuple[str, ...], float]  # suffix of the name, label values, value
 Read = Callable[[Summary, Totals], Iterable[Point]]
 
@@ -57,21 +43,11 @@ def _lines(metric: Metric, summary: Summary, totals: Totals) -> Iterator[str]:
     points = [point for point in metric.read(summary, totals) if math.isfinite(point[2])]
     if not points:
         return
-    yield f"# HELP {metric.name} {_escaped(metric.help)}\n"
-    yield f"# TYPE {metric.name} {metric.kind}\n"
+    yield head(metric.name, kind=metric.kind, help=metric.help)
     for suffix, values, value in points:
         names = (*metric.labels, "le") if suffix == "_bucket" else metric.labels
         labels = zip(("job", *names), (summary.title, *values), strict=True)
-        said = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels)
-        yield f"{metric.name}{suffix}{{{said}}} {float(value)!r}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', r"\"")
+        yield sample(metric.name + suffix, labels, float(value))
 
 
 # --- where values come from -----------------------------------------------------------------------
@@ -121,8 +97,9 @@ def _running(summary: Summary, totals: Totals) -> Iterator[Point]:
     yield "", (), float(summary.running)
 
 
-def _device(gpu: DeviceSummary) -> tuple[str, ...]:
-    return (gpu.node, str(gpu.index))
+def _device(one: DeviceSummary) -> tuple[str, ...]:
+    """A card's labels, or a host's."""
+    return (one.node,) if one.index < 0 else (one.node, str(one.index))
 
 
 def _gpu_limit(summary: Summary, totals: Totals) -> Iterator[Point]:
@@ -134,100 +111,53 @@ def _gpu_memory(summary: Summary, totals: Totals) -> Iterator[Point]:
 
 
 def _cores(summary: Summary, totals: Totals) -> Iterator[Point]:
-    return (("", (host.node,), host.cores) for host in summary.hosts)
+    return (("", _device(host), host.cores) for host in summary.hosts)
 
 
-def _gpu_reading(name: str) -> Read:
+def _metric(
+    name: str, labels: tuple[str, ...], unit: str, row: str, help: str, read: Read, kind: str = "gauge"
+) -> Metric:
+    return Metric(name=name, kind=kind, labels=labels, unit=unit, help=help, row=row, read=read)
+
+
+def _of_device(reading: Reading, row: str, labels: tuple[str, ...]) -> Metric:
+    """The last reading of every card, or of every host."""
+
     def read(summary: Summary, totals: Totals) -> Iterator[Point]:
-        return (("", _device(gpu), series.last) for gpu in summary.gpus if (series := gpu.read(name)))
+        devices = summary.gpus if row == "GPU" else summary.hosts
+        return (("", _device(one), series.last) for one in devices if (series := one.read(reading.name)))
 
-    return read
-
-
-def _host_reading(name: str) -> Read:
-    def read(summary: Summary, totals: Totals) -> Iterator[Point]:
-        return (("", (host.node,), series.last) for host in summary.hosts if (series := host.read(name)))
-
-    return read
+    name = f"stoker_{row.lower()}_{reading.name}_{reading.unit}"
+    return _metric(name, labels, reading.unit, row, reading.help, read)
 
 
-def _gauge(name: str, labels: tuple[str, ...], unit: str, row: str, help: str, read: Read) -> Metric:
-    return Metric(name=name, kind="gauge", labels=labels, unit=unit, help=help, row=row, read=read)
-
-
-def _of_gpu(reading: Reading) -> Metric:
-    name = f"stoker_gpu_{reading.name}_{reading.unit}"
-    return _gauge(name, ("node", "gpu"), reading.unit, "GPU", reading.help, _gpu_reading(reading.name))
-
-
-def _of_host(reading: Reading) -> Metric:
-    name = f"stoker_host_{reading.name}_{reading.unit}"
-    return _gauge(name, ("node",), reading.unit, "Host", reading.help, _host_reading(reading.name))
-
+_RANK, _GPU, _HOST = ("rank", "node"), ("node", "gpu"), ("node",)
+_WALL = "Wall time of a rank by what it was spent on; all states together are the run's time."
+_OWN = "What a middling step takes a rank without waiting for others: the latest rank has most."
+_LAST = "When the last step ended, in seconds since 1970."
+_TOKENS = "Tokens of finished steps, where they can be known."
+_COST = "GPU time a finding has cost so far."
+_ALLOWED = "Cores the job may use, by mask and quota."
 
 METRICS = (
-    Metric(
-        name="stoker_wall_seconds_total",
-        kind="counter",
-        labels=("rank", "node", "state"),
-        unit="seconds",
-        help="Wall time of a rank by what it was spent on; all states together are the run's time.",
-        row="Time",
-        read=_wall,
+    _metric("stoker_wall_seconds_total", (*_RANK, "state"), "seconds", "Time", _WALL, _wall, "counter"),
+    _metric(
+        "stoker_step_seconds", _RANK, "seconds", "Steps", "How long finished steps took.", _steps, "histogram"
     ),
-    Metric(
-        name="stoker_step_seconds",
-        kind="histogram",
-        labels=("rank", "node"),
-        unit="seconds",
-        help="How long finished steps took.",
-        row="Steps",
-        read=_steps,
-    ),
-    Metric(
-        name="stoker_step_tokens_total",
-        kind="counter",
-        labels=("rank", "node"),
-        unit="tokens",
-        help="Tokens of finished steps, where they can be known.",
-        row="Steps",
-        read=_tokens,
-    ),
-    _gauge(
-        "stoker_step_own_seconds",
-        ("rank", "node"),
-        "seconds",
-        "Steps",
-        "What a middling step takes a rank without waiting for others: the latest rank has most.",
-        _own,
-    ),
-    _gauge(
-        "stoker_last_step_timestamp_seconds",
-        ("rank", "node"),
-        "timestamp",
-        "Steps",
-        "When the last step ended, in seconds since 1970.",
-        _last_step,
-    ),
-    _gauge("stoker_mfu_ratio", (), "ratio", "Steps", "FLOPs against the cards' dense bf16 peak.", _mfu),
-    _gauge("stoker_running", (), "bool", "Time", "1 while the observed command runs.", _running),
-    _gauge(
+    _metric("stoker_step_tokens_total", _RANK, "tokens", "Steps", _TOKENS, _tokens, "counter"),
+    _metric("stoker_step_own_seconds", _RANK, "seconds", "Steps", _OWN, _own),
+    _metric("stoker_last_step_timestamp_seconds", _RANK, "timestamp", "Steps", _LAST, _last_step),
+    _metric("stoker_mfu_ratio", (), "ratio", "Steps", "FLOPs against the cards' dense bf16 peak.", _mfu),
+    _metric("stoker_running", (), "bool", "Time", "1 while the observed command runs.", _running),
+    _metric(
         "stoker_finding_active", ("kind",), "bool", "Findings", "1 while the run has this finding.", _active
     ),
-    Metric(
-        name="stoker_finding_cost_gpu_seconds_total",
-        kind="counter",
-        labels=("kind",),
-        unit="seconds",
-        help="GPU time a finding has cost so far.",
-        row="Findings",
-        read=_cost,
+    _metric(
+        "stoker_finding_cost_gpu_seconds_total", ("kind",), "seconds", "Findings", _COST, _cost, "counter"
     ),
-    *(_of_gpu(reading) for reading in GPU),
-    _gauge("stoker_gpu_power_limit_watts", ("node", "gpu"), "watts", "GPU", "Power limit.", _gpu_limit),
-    _gauge("stoker_gpu_memory_size_bytes", ("node", "gpu"), "bytes", "GPU", "Device memory.", _gpu_memory),
-    *(_of_host(reading) for reading in HOST),
-    _gauge(
-        "stoker_host_cores", ("node",), "cores", "Host", "Cores the job may use, by mask and quota.", _cores
-    ),
+    *(_of_device(reading, "GPU", _GPU) for reading in GPU),
+    _metric("stoker_gpu_power_limit_watts", _GPU, "watts", "GPU", "Power limit.", _gpu_limit),
+    _metric("stoker_gpu_memory_size_bytes", _GPU, "bytes", "GPU", "Device memory.", _gpu_memory),
+    *(_of_device(reading, "Host", _HOST) for reading in HOST),
+    _metric("stoker_host_cores", _HOST, "cores", "Host", _ALLOWED, _cores),
 )

@@ -1,4 +1,4 @@
-"""How steps went: their times, and the rates of a rank and of the whole job."""
+"""Step times and throughput, of a rank and of the whole job."""
 
 from __future__ import annotations
 

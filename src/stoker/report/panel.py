@@ -1,4 +1,4 @@
-"""The live panel: the last lines of the terminal, while the observed program keeps the rest of it.
+"""Terminal panel, live: the last lines, while the observed program keeps the rest of the screen.
 
 The program writes to the terminal itself, unchanged, and we cannot know when. So the terminal is told to
 scroll only what lies above the panel, and each refresh is one write that puts the cursor back where it was.
@@ -17,6 +17,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from stoker.diagnose.timeline import STATES
+from stoker.formats.sizes import counted
 from stoker.report.card import COLOURS
 from stoker.report.phrases import kind_of, pace_of
 from stoker.report.series import combined
@@ -146,7 +147,7 @@ def _said(share: list[float]) -> Text:
 def _gpus(summary: Summary) -> str:
     if not summary.gpus:
         return "no GPU seen"
-    parts = [f"{len(summary.gpus)} GPU{'s' if len(summary.gpus) > 1 else ''}"]
+    parts = [counted(len(summary.gpus), "GPU")]
     for name, title in (
         ("utilization", "busy"),
         ("sm_active", "SM"),

@@ -1,10 +1,13 @@
-"""What is said of a finding or a run in one line, the same words on every surface."""
+"""One-line phrases for a finding or a run, the same words on every surface."""
 
 from __future__ import annotations
 
 from stoker.findings import Finding
+from stoker.formats.sizes import counted
 from stoker.report.summary import Summary
 from stoker.report.units import amount, money, percent, seconds, times, words
+
+ENDINGS = ("crashed", "preempted", "interrupted")  # they end a job: they have no price
 
 
 def sentence(text: str) -> str:
@@ -20,6 +23,8 @@ def kind_of(finding: Finding) -> str:
 def price_of(summary: Summary, finding: Finding) -> str:
     """What a finding costs, in one line."""
     dollars = summary.dollars(finding)
+    if finding.kind in ENDINGS:
+        return " · ".join([pace_of(summary), f"{percent(finding.confidence)} sure"])
     parts = [
         f"{percent(finding.share)} of the time",
         f"{seconds(finding.gpu_seconds)} of GPU time lost",
@@ -38,7 +43,7 @@ def pace_of(summary: Summary) -> str:
     rate = amount(pace.tokens_per_s, "tokens/s")
     return " · ".join(
         [
-            f"{pace.count:,} step{'' if pace.count == 1 else 's'}",
+            counted(pace.count, "step"),
             f"{seconds(pace.median_s)} a step",
             *([rate] if not rate.startswith("–") else []),
         ]

@@ -1,4 +1,4 @@
-"""A reading over time, thinned to what a plot can show."""
+"""Downsampling: a reading over time, thinned to what a plot can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small web server for the live page and the metrics: the standard library's, on the loopback by default.
+"""HTTP server for the live page and the metrics: the standard library's, on the loopback by default.
 
 Bound elsewhere it wants a token, as `Authorization: Bearer …` or `?token=…`. On the loopback it wants to be
 called by a local name, so that no page of the web can read it through a name that resolves to 127.0.0.1.
@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from stoker.errors import StorageError, UsageError
@@ -62,12 +61,13 @@ class Answer:
     body: bytes
 
 
+_GIVEN = "STOKER_TOKEN"
 Routes = Mapping[str, Callable[[], Answer]]
 
 
 def token_for(address: Address, environ: Mapping[str, str] = os.environ) -> str:
     """No token on the loopback; elsewhere that of STOKER_TOKEN, or a new one."""
-    return "" if address.local else environ.get("STOKER_TOKEN") or secrets.token_urlsafe(24)
+    return "" if address.local else environ.get(_GIVEN) or secrets.token_urlsafe(24)
 
 
 def start(thread: threading.Thread) -> None:
@@ -93,10 +93,13 @@ class Server:
         start(self._thread)
 
     def url_of(self, path: str) -> str:
-        """What to open in a browser."""
+        """What to open in a browser. A token that was given is known to whoever gave it, and a log is no
+        place for it: only one that was made here is told."""
         host, port = self._server.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else str(host)
-        return f"http://{name}:{port}{path}" + (f"?token={self._token}" if self._token else "")
+        made = self._token and self._token != os.environ.get(_GIVEN)
+        said = f"?token={self._token}" if made else f"?token=${_GIVEN}" if self._token else ""
+        return f"http://{name}:{port}{path}{said}"
 
     def close(self) -> None:
         """Stop listening; safe twice."""
@@ -108,9 +111,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

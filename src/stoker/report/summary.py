@@ -1,4 +1,4 @@
-"""The summary of a run: the one thing all surfaces show, so that they cannot disagree.
+"""Run summary: the one thing all surfaces show, so that they cannot disagree.
 
 `summarise` is where a recording and its findings come together; nothing below it reads a recording.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stoker.diagnose.ledger import Ledger, ledger
 from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.findings import Finding
 from stoker.gpus import peaks_of
@@ -18,6 +19,7 @@ from stoker.recording import Floats, Recording, Steps
 from stoker.report.devices import DeviceSummary, gpus_of, hosts_of
 from stoker.report.pace import Pace, pace_of_job, pace_of_rank
 from stoker.report.series import Series, bin_edges, series_of
+from stoker.report.units import quantity
 
 COLUMNS = 300  # of states over time: each is then about three pixels wide
 COLUMN_STEPS = 4  # and lasts some steps, or it would show which of their phases it happened to meet
@@ -72,6 +74,7 @@ class Summary:
     price: float | None  # dollars for an hour of one GPU
     findings: tuple[Finding, ...]  # worst first; the first is the verdict
     state_s: tuple[float, ...]  # seconds by state, mean over ranks: they sum to wall_s
+    ledger: Ledger | None  # the cards' side: busy, and idle by what the host did; None where none was read
     over_time: Shares
     steps: Pace
     mfu: float  # of the cards' dense bf16 peak, NaN where unknown
@@ -112,6 +115,7 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         price=price,
         findings=tuple(findings),
         state_s=_mean_states(lines),
+        ledger=ledger(recording, tuple(lines)),
         over_time=Shares(edges=edges, share=_shares(lines, edges)),
         steps=steps,
         mfu=_mfu(recording, steps),
@@ -122,7 +126,7 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         hosts=hosts_of(recording),
         marks=_marks(recording),
         missing=tuple(map(str, recording.facts.get("missing", ()))),
-        facts=tuple((key, _plain(value)) for key, value in recording.facts.items() if key not in _NOT_FACTS),
+        facts=tuple(fact(key, value) for key, value in recording.facts.items() if key not in _NOT_FACTS),
     )
 
 
@@ -241,6 +245,21 @@ def _marks(recording: Recording) -> tuple[Mark, ...]:
         for event in record.events
     )
     return tuple(sorted(marks, key=lambda mark: mark.t))
+
+
+def fact(key: str, value: object) -> tuple[str, str]:
+    """Its name and value for people: a number in the unit that its name says, 140 GiB and 700 W."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if key.endswith(_BYTES):
+            return key.removesuffix("_bytes"), quantity(value, "bytes")
+        for end, unit in _UNITS.items():
+            if key.endswith(end):
+                return key.removesuffix(end), quantity(value, unit)
+    return key, _plain(value)
+
+
+_BYTES = ("bytes", "mem_total", "memory", "memory_total", "shm_size")  # the last ones are of flat recordings
+_UNITS = {"_w": "watts", "_s": "seconds"}
 
 
 def _plain(value: object) -> str:

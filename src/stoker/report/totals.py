@@ -1,4 +1,4 @@
-"""What has been counted over a whole run, for counters that may only grow.
+"""Prometheus counters: what has been counted over a whole run, and may only grow.
 
 A live recording changes in two ways a counter must not: its oldest part is overwritten, and its newest is
 judged anew when a span that was under way has ended. So time is counted once it is settled, and then kept.

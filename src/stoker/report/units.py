@@ -1,8 +1,10 @@
-"""Numbers as people read them, the same on every surface."""
+"""Number formatting for people, the same on every surface."""
 
 from __future__ import annotations
 
 import math
+
+from stoker.formats.sizes import say_binary, three_digits
 
 _UNKNOWN = "–"
 
@@ -15,7 +17,7 @@ def seconds(value: float) -> str:
         scale, unit = (
             (1.0, "s") if value >= 1 or value == 0 else (1e3, "ms") if value >= 1e-3 else (1e6, "µs")
         )
-        return f"{_three_digits(value * scale)} {unit}"
+        return f"{three_digits(value * scale)} {unit}"
     minutes, rest = divmod(round(value), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
@@ -42,17 +44,14 @@ def amount(value: float, unit: str = "") -> str:
         (pair for pair in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(value) >= 10 * pair[0]),
         (1.0, ""),
     )
-    return f"{_three_digits(value / scale)}{letter} {unit}".rstrip()
+    return f"{three_digits(value / scale)}{letter} {unit}".rstrip()
 
 
 def size(value: float) -> str:
     """Bytes in binary units: 140 GiB."""
     if not math.isfinite(value):
         return _UNKNOWN
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(value) >= 1024**power:
-            return f"{_three_digits(value / 1024**power)} {unit}"
-    return f"{value:.0f} B"
+    return say_binary(value)
 
 
 def money(dollars: float) -> str:
@@ -86,12 +85,3 @@ def quantity(value: float, unit: str) -> str:
 def words(name: str) -> str:
     """data_starvation as people write it."""
     return name.replace("_", " ")
-
-
-def _three_digits(value: float) -> str:
-    """Three figures that mean something, never an exponent."""
-    if value == 0:
-        return "0"
-    digits = 2 - math.floor(math.log10(abs(value)))
-    text = f"{round(value, digits):,.{max(0, digits)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

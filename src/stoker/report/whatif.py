@@ -1,27 +1,20 @@
-"""What `--what-if batch` found, as text and as one page with a plot."""
+"""Batch-size sweep results: what `--what-if batch` found, as text and as one page with a plot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.observe.whatif import WhatIf
+from stoker.formats.sizes import counted
+from stoker.report.html import static_page
 from stoker.report.page.markup import Html, join, tag
 from stoker.report.units import amount, percent, seconds
-from stoker.runs.batches import Split, Timed
 from stoker.storage import new_file
+from stoker.watch.runs.batches import Split, Timed
+from stoker.watch.whatif import WhatIf
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 720, 380, 70, 64, 44
 _FIXED, _PROPORTIONAL = "communication, launches, optimizer", "compute, data"
-# Okabe and Ito's colours, which most colour-blind readers tell apart
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem}
-body{color:#222;background:#fff}
-h1{font-size:1.3rem}pre{white-space:pre-wrap}svg{max-width:100%;height:auto;font-size:13px;fill:#707070}
-.fixed{fill:#d55e0055}.proportional{fill:#0072b255}.axis,.line{stroke:#808080;fill:none}.line{stroke-width:2}
-.size{fill:#0072b2}.given{fill:#d55e00}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}svg{fill:#a0a0a0}}
-"""
 
 
 def whatif_lines(found: WhatIf) -> list[str]:
@@ -45,18 +38,12 @@ def write_whatif(found: WhatIf, path: Path) -> None:
 
 def whatif_page(found: WhatIf) -> str:
     title, *rest = whatif_lines(found)
-    head = tag(
-        "head",
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'),
-        Html('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
-        tag("title", f"{title} · stoker"),
-        tag("style", Html(_STYLE)),
-    )
-    drawn = plot(found.split) if found.split else Html()
-    text = tag("pre", "\n".join(line.strip() for line in rest))
-    return join(
-        Html("<!doctype html>\n"), tag("html", head, tag("body", tag("h1", title), drawn, text), lang="en")
-    )
+    parts = {
+        "head": join(tag("p", "stoker watch", class_="brand"), tag("h1", title)),
+        "plot": plot(found.split) if found.split else Html(),
+        "found": tag("ul", *(tag("li", line.strip()) for line in rest)) if rest else Html(),
+    }
+    return static_page(title, parts)
 
 
 def plot(split: Split) -> Html:
@@ -72,6 +59,7 @@ def plot(split: Split) -> Html:
         *axes.drawn(),
         *(_size(size, axes, given=split.given) for size in split.sizes),
         *_legend(),
+        class_="sweep",
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         role="img",
         xmlns="http://www.w3.org/2000/svg",
@@ -140,7 +128,7 @@ def _size_lines(split: Split) -> list[str]:
     wide = len(str(split.sizes[-1].batch))
     return [
         f"batch {size.batch:>{wide}}: {seconds(size.step_s)} a step,"
-        f" {amount(size.samples_per_s, 'samples/s')} ({size.steps} steps measured)"
+        f" {amount(size.samples_per_s, 'samples/s')} ({counted(size.steps, 'step')} measured)"
         for size in split.sizes
     ]
 

@@ -1,1 +1,1 @@
-"""Bring files next to the GPU, once per node."""
+"""Staging: a node-local cache of remote files, brought once per node."""

@@ -13,90 +13,108 @@ them.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from collections.abc import Collection as Names
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from stoker.errors import StorageError, UsageError
 from stoker.formats.sizes import parse_size
+from stoker.options import check_choices, given, takes
+from stoker.stage.disk.grounds import Grounds, own_folder
+from stoker.stage.disk.pins import NoPins, Pins
+from stoker.stage.disk.room import NOW, Room, When
+from stoker.stage.disk.shelf import Shelf
 from stoker.stage.fetch import Fetcher, Stopped
 from stoker.stage.near import Near
-from stoker.stage.pins import Pins
-from stoker.stage.plan import Unit, folder_of, is_one_file, units_of
-from stoker.stage.preload import PRELOADS, Preload, make_preload
-from stoker.stage.room import Room
-from stoker.stage.shelf import Shelf, own_folder
+from stoker.stage.origins.origin import Collection, resolve
+from stoker.stage.plan import Unit, content_digest, folder_of, is_one_file, units_of
+from stoker.stage.preload import Preload, make_preload
+from stoker.stage.wire.wire import Wire
 from stoker.storage import is_local, named_errors
 from stoker.storage import local_path as path_behind
-from stoker.wire.origin import Collection, resolve
-from stoker.wire.wire import Wire
 
 TTL_S = 10.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheOptions:
+    """The options of `Cache`: to add one, add a field."""
+
+    folder: Annotated[
+        str | Path | None,
+        "where files lie; none: $STOKER_CACHE, else a folder of this user's under the temporary one",
+    ] = field(default=None, kw_only=False)
+    budget: Annotated[
+        str | int,
+        'bytes the folder may hold ("2TB"); beyond it the longest unused files give way. 0: no limit, and '
+        "nothing is ever evicted",
+    ] = 0
+    limit_rate: Annotated[
+        str | int, "bytes per second that this process takes from the network; 0: no limit"
+    ] = 0
+    preload: Annotated[
+        Literal["", "page-cache", "shm"], "also bring files into memory, as far as they fit what is free"
+    ] = ""
+    keep_in_memory: Annotated[bool, "leave in /dev/shm what was preloaded, for a job that begins later"] = (
+        False
+    )
+    past_cache: Annotated[
+        bool, "write large files of datasets past the page cache: for what is not read at once"
+    ] = False
+    refetch: Annotated[
+        float, "how many times its bytes an epoch may fetch where the budget does not hold them all"
+    ] = 2.0
+    shared: Annotated[
+        bool,
+        "the folder is a group's (mode 3770): what its members staged is used where its digest is right, and "
+        "its owner is trusted",
+    ] = False
+    hub_cache: Annotated[bool, "lay hub repositories out as the Hugging Face cache does"] = False
+    ttl_s: Annotated[float, "silence after which a process on another node counts as gone"] = TTL_S
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not isinstance(self.folder, (str, os.PathLike, type(None))):  # True would be a folder called True
+            raise UsageError(f"{self.folder!r} is not a folder for a cache", hint="give its path, or nothing")
+        if not self.ttl_s > 0:
+            raise UsageError(
+                f"ttl_s={self.ttl_s!r} lets nobody hold a lease", hint="give some seconds, as 10"
+            )
+
+
 class Cache:
-    """Files near the GPU. Any thread; `close` (or use as a context manager) ends its threads.
+    """Files near the GPU. Any thread; `close` (or use as a context manager) ends its threads."""
 
-    folder      where files lie; default: $STOKER_CACHE, else a folder of this user's under the temporary one
-    budget      bytes the folder may hold ("2TB"); beyond it the longest unused files give way. 0: no limit,
-                and nothing is ever evicted
-    limit_rate  bytes per second that this process takes from the network; 0: no limit
-    preload     "page-cache" or "shm": also bring files into memory, as far as they fit what is free
-    past_cache  write large files of datasets past the page cache: for what is not read at once
-    keep_in_memory  leave in /dev/shm what was preloaded, for a job that begins later
-    hub_cache   lay hub repositories out as the Hugging Face cache does
-    ttl_s       silence after which a process on another node counts as gone
-    """
-
-    def __init__(
-        self,
-        folder: str | Path | None = None,
-        *,
-        budget: str | int = 0,
-        limit_rate: str | int = 0,
-        preload: str = "",
-        hub_cache: bool = False,
-        keep_in_memory: bool = False,
-        past_cache: bool = False,
-        ttl_s: float = TTL_S,
-    ) -> None:
-        if preload not in PRELOADS:
-            raise UsageError(f"preload={preload!r} is unknown", hint="use 'page-cache' or 'shm'")
-        if not isinstance(folder, (str, os.PathLike, type(None))):  # cache=True would be a folder called True
-            raise UsageError(f"{folder!r} is not a folder for a cache", hint="give its path, or nothing")
-        if not ttl_s > 0:
-            raise UsageError(f"ttl_s={ttl_s!r} lets nobody hold a lease", hint="give some seconds, as 10")
-        self._options: dict[str, Any] = {  # to be made again in another process
-            "budget": budget,
-            "limit_rate": limit_rate,
-            "preload": preload,
-            "hub_cache": hub_cache,
-            "keep_in_memory": keep_in_memory,
-            "past_cache": past_cache,
-            "ttl_s": ttl_s,
-        }
-        self.folder = path_behind(folder).absolute() if folder else default_folder()
-        self.hub_cache, self._ttl_s = hub_cache, ttl_s
+    @takes(CacheOptions, of="a cache")
+    def __init__(self, options: CacheOptions) -> None:
+        self._options, self._ttl_s = options, options.ttl_s
+        self.folder = path_behind(options.folder).absolute() if options.folder else default_folder()
+        self.hub_cache, self.refetch = options.hub_cache, options.refetch
         with named_errors("make the cache folder", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.shelf = Shelf(self.folder)
-            self.room = Room(self.shelf, budget_bytes=parse_size(budget), ttl_s=ttl_s)
-        self.pins = Pins(self.shelf.pins_folder(), ttl_s=ttl_s, purpose="reading")
-        self._wire = Wire(limit_rate=parse_size(limit_rate))
-        self._fetcher = Fetcher(self.shelf, self.room, self._wire, ttl_s=ttl_s, past_cache=past_cache)
-        self._preload, self._keep = preload, keep_in_memory
+            self.shelf = Shelf(Grounds.of(self.folder, shared=options.shared))
+            self.room = Room(self.shelf, budget_bytes=parse_size(options.budget), ttl_s=self._ttl_s)
+        self.is_read_only = not os.access(self.folder, os.W_OK)
+        self.pins = NoPins() if self.is_read_only else self._make_pins()
+        self.tell: Callable[[str], None] = lambda text: None  # a person, what is being waited for
+        self._wire = Wire(limit_rate=parse_size(options.limit_rate), tell=lambda text: self.tell(text))
+        self._fetcher = Fetcher(
+            self.shelf, self.room, self._wire, ttl_s=self._ttl_s, past_cache=options.past_cache
+        )
         self._memory: Preload | None = None
         self._coming: dict[str, Future[None]] = {}
         self._near: list[Near] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
+
+    def _make_pins(self) -> Pins:
+        return Pins(self.shelf.pins_folder(), ttl_s=self._ttl_s, purpose="reading")
 
     def at(self, url: str | Path | Collection) -> Near:
         """The files of a dataset, folder, hub repository or single file, brought near as they are used."""
@@ -107,10 +125,22 @@ class Cache:
                 f"the cache {self.folder} lies in {found.url}, and would be staged into itself",
                 hint="choose a cache folder elsewhere, or stage a folder below",
             )
-        folder = folder_of(found, hub_cache=self.hub_cache)
+        folder = self._folder_for(found)
         near = Near(self, found, units_of(found, folder=folder), folder=self.folder / folder)
         self._near.append(near)
         return near
+
+    def _folder_for(self, found: Collection) -> str:
+        """Where a collection goes. While somebody reads another version of it there, this one goes beside it:
+        `corpus@1f3a…`, and stays there."""
+        folder = folder_of(found, hub_cache=self.hub_cache)
+        if found.kind == "hub":  # whose folders are commits
+            return folder
+        beside = f"{folder}@{content_digest(found)}"
+        if any(map(self.shelf.holds, units_of(found, folder=beside))):
+            return beside
+        others = self.shelf.other_versions(found.files, folder)
+        return beside if others and self.room.are_read(others) else folder
 
     def local_path(self, url: str | Path) -> Path:
         """One file, by its own URL, on this node."""
@@ -125,14 +155,19 @@ class Cache:
         *,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_wait: Callable[[str], None] = lambda holder: None,
-        ahead: Names[str] | None = None,
+        when: When = NOW,
         anew: Callable[[], bool] = lambda: False,
     ) -> None:
         """Return when a unit lies here. Threads of one process that want the same wait for the first.
 
-        `ahead`: the unit is not needed yet, and must not displace these, which will be before it."""
+        `when`: whether the unit is needed now, and when others are."""
         self.check_process()
         while anew() or not self.shelf.holds(unit):
+            if self.is_read_only:
+                raise StorageError(
+                    f"{unit.files[0].url} does not lie in {self.folder}, which cannot be written to",
+                    hint="stage it from where the folder can be written, or choose another cache folder",
+                )
             with self._lock:
                 coming, mine = self._coming.get(unit.key), Future[None]()
                 if coming is None:
@@ -141,7 +176,7 @@ class Cache:
                 coming.exception()  # whatever it met, it may be another matter for us
                 continue
             try:
-                self._fetcher.bring(unit, on_bytes=on_bytes, on_wait=on_wait, ahead=ahead, anew=anew)
+                self._fetcher.bring(unit, on_bytes=on_bytes, on_wait=on_wait, when=when, anew=anew)
             except Stopped:
                 raise StorageError("the cache was closed while it was used", hint="close it last") from None
             finally:
@@ -150,11 +185,17 @@ class Cache:
                 mine.set_result(None)
             return
 
+    def distance(self, key: str) -> float:
+        """How far away the next use of a unit is, for whoever reads here; infinite if nobody knows of one."""
+        return min((near.foresight.distance(key) for near in self._near), default=math.inf)
+
     def place(self, unit: Unit, name: str) -> Path:
         """Where to read a file that lies here: in memory where preloading was asked for and it fits."""
         with self._lock:
             if self._memory is None:
-                self._memory = make_preload(self._preload, ttl_s=self._ttl_s, keep=self._keep)
+                self._memory = make_preload(
+                    self._options.preload, ttl_s=self._ttl_s, keep=self._options.keep_in_memory
+                )
         return self._memory.path(unit, name, root=self.folder)
 
     def check_process(self) -> None:
@@ -186,13 +227,11 @@ class Cache:
     def __enter__(self) -> Cache:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.folder, self._options)
+        return _reopen, (replace(self._options, folder=self.folder),)
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -203,8 +242,8 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return own_folder(path, hint="set STOKER_CACHE to a folder of yours")
 
 
-def _reopen(folder: Path, options: dict[str, Any]) -> Cache:
-    return Cache(folder, **options)
+def _reopen(options: CacheOptions) -> Cache:
+    return Cache(**given(options, CacheOptions))
 
 
 def _is_within(path: Path, folder: Path) -> bool:

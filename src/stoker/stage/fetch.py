@@ -1,4 +1,4 @@
-"""One unit, from wherever it is to its place: under a lease, resumed, verified, published.
+"""Fetch: one unit, from wherever it is to its place, under a lease, resumed, verified, published.
 
 Everybody who wants a unit calls `bring`. One of them gets the lease and works; the others wait for the
 *file*, and watch the lease meanwhile: when its holder dies or falls silent one of them goes on from the
@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
-from collections.abc import Collection as Names
 from contextlib import suppress
 from pathlib import Path
 
 from stoker.errors import BadShardError, ChangedError, LeaseLostError
-from stoker.leases.lease import Claim, Lease
-from stoker.stage.landing import landing
-from stoker.stage.part import Part, entries, is_part_of, record_bytes
+from stoker.stage.disk.grounds import remove_tree
+from stoker.stage.disk.records import record_bytes
+from stoker.stage.disk.room import NOW, Room, When
+from stoker.stage.disk.shelf import Shelf
+from stoker.stage.landing.adopt import adopt_blobs, keep_sound
+from stoker.stage.landing.part import Part, is_part_of
+from stoker.stage.landing.slices import landing
+from stoker.stage.leases.lease import Claim, Lease
 from stoker.stage.plan import Unit
-from stoker.stage.room import Room
-from stoker.stage.shelf import Shelf
+from stoker.stage.wire.wire import Landed, Wire
 from stoker.storage import named_errors
-from stoker.wire.wire import Landed, Wire
 
 _LEFT = "left-"  # the owner of such a part has stopped writing
 _POLL_S = (0.01, 0.25)  # between looks at a unit that another brings: quick at first
@@ -55,7 +57,7 @@ class Fetcher:
         *,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_wait: Callable[[str], None] = lambda holder: None,
-        ahead: Names[str] | None = None,
+        when: When = NOW,
         anew: Callable[[], bool] = lambda: False,
     ) -> None:
         """Return when the unit lies in its place, whoever brought it. `anew`, asked under the lease,
@@ -74,7 +76,7 @@ class Fetcher:
             with suppress(LeaseLostError), lease:  # lost: another goes on, and we wait for its file
                 if anew() or not self.shelf.holds(unit):
                     with named_errors("write to", self.shelf.folder):
-                        _Fetch(self, unit, lease, on_bytes, ahead).run()
+                        _Fetch(self, unit, lease, on_bytes, when).run()
                 return
 
     def stop(self) -> None:
@@ -91,18 +93,20 @@ class _Fetch:
         unit: Unit,
         lease: Lease,
         on_bytes: Callable[[int], None],
-        ahead: Names[str] | None,
+        when: When,
     ) -> None:
         self._shelf, self._room, self._wire = fetcher.shelf, fetcher.room, fetcher.wire
         self._stop, self._past_cache = fetcher.stopping, fetcher.past_cache
         self._unit, self._lease, self._on_bytes = unit, lease, on_bytes
-        self._ahead = ahead
-        self._parts = self._shelf.parts_folder(unit.key)
+        self._when = when
         self._checked_at = time.monotonic()
 
     def run(self) -> None:
-        part = self._room.reserve(self._unit, self._open_part, ahead=self._ahead)
+        part = self._room.reserve(self._unit, self._open_part, when=self._when)
         try:
+            adopt_blobs(part, self._shelf.grounds)
+            if self._shelf.record(self._unit.key):
+                keep_sound(part, self._shelf.grounds)
             self._fetch_all(part)
             self._publish(part)
         except (ChangedError, BadShardError):
@@ -111,6 +115,9 @@ class _Fetch:
             raise
         except OSError as error:
             self._lease.check()  # our folder was taken over: that is what this raises then
+            if error.errno == errno.ENOENT and not os.path.lexists(part.folder / "map"):
+                # one that held the lease before, and slept, woke up while it was clearing: begin anew
+                raise LeaseLostError(f"{part.folder} was taken away", hint="") from error
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 part.remove()
             if error.errno == errno.ENOSPC:
@@ -122,21 +129,34 @@ class _Fetch:
 
     def _open_part(self) -> Part:
         """Go on with what others left: take a dead owner's folder as it is, copy from any other."""
-        mine = self._parts / self._lease.owner.token
-        others = [path for path in entries(self._parts) if is_part_of(path, self._unit)]
+        mine = self._shelf.part_path(self._unit.key, self._lease.owner.token)
+        others = [path for path in self._shelf.parts_of(self._unit.key) if is_part_of(path, self._unit)]
         heritage = next(filter(self._is_ended, others), None)
         if heritage:
             os.rename(heritage, mine)
-        part = Part(mine, self._unit, root=self._shelf.folder)
-        for other in entries(self._parts):
+        part = Part(mine, self._unit, grounds=self._shelf.grounds)
+        for other in self._shelf.parts_of(self._unit.key):
             if other != mine:
-                part.copy_from(other)
-                shutil.rmtree(other, ignore_errors=True)
+                if self._is_ours(other) or self._is_provable:
+                    part.copy_from(other)
+                remove_tree(other)
         return part
 
     def _is_ended(self, folder: Path) -> bool:
+        """Whether nobody writes there any more. Another user always could."""
+        owner = folder.name.rpartition("~")[2]
         previous = self._lease.previous if self._lease.previous_is_dead else None
-        return folder.name.startswith(_LEFT) or (previous is not None and folder.name == previous.token)
+        is_left = owner.startswith(_LEFT) or (previous is not None and owner == previous.token)
+        return is_left and self._is_ours(folder)
+
+    def _is_ours(self, folder: Path) -> bool:
+        facts = folder.lstat()
+        return stat.S_ISDIR(facts.st_mode) and facts.st_uid in self._shelf.grounds.mine
+
+    @property
+    def _is_provable(self) -> bool:
+        """Whether what another user's part says will be checked against the origin's own digest."""
+        return not self._unit.is_bundle and bool(self._unit.blocks or self._unit.files[0].digest)
 
     def _fetch_all(self, part: Part) -> None:
         for attempt in (1, 2):
@@ -187,6 +207,5 @@ class _Fetch:
     def _leave(self, part: Part) -> None:
         """Nothing writes here any more: say so, that the next one need not copy."""
         with suppress(OSError):
-            if part.folder.exists():
-                os.rename(part.folder, part.folder.with_name(_LEFT + part.folder.name))
-            self._parts.rmdir()
+            left = self._shelf.part_path(self._unit.key, _LEFT + self._lease.owner.token)
+            os.rename(part.folder, left)

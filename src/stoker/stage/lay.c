@@ -18,11 +18,12 @@ typedef struct {
     const char *from, *to; /* paths; a file to be written has the second only */
     const char *data;
     long long bytes;
+    int folder; /* that the second path is seen from */
 } Work;
 
 static int write_file(const Work *work)
 {
-    int problem = 0, file = open(work->to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int problem = 0, file = open(work->to, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (file < 0)
         return errno;
     for (long long at = 0; at < work->bytes && !problem;) {
@@ -37,7 +38,10 @@ static int write_file(const Work *work)
     return problem;
 }
 
-static int move_file(const Work *work) { return rename(work->from, work->to) ? errno : 0; }
+static int move_file(const Work *work)
+{
+    return renameat(AT_FDCWD, work->from, work->folder, work->to) ? errno : 0;
+}
 
 static int parse_file(PyObject *one, Work *work)
 {
@@ -60,7 +64,7 @@ static void fail(int problem, const Work *work)
     Py_XDECREF(to);
 }
 
-static PyObject *each(PyObject *list, int (*parse)(PyObject *, Work *), int (*act)(const Work *))
+static PyObject *each(PyObject *list, int folder, int (*parse)(PyObject *, Work *), int (*act)(const Work *))
 {
     Py_ssize_t count = PyList_Size(list), at = 0;
     Work *works = count < 0 ? NULL : calloc((size_t)count + 1, sizeof(Work));
@@ -71,8 +75,10 @@ static PyObject *each(PyObject *list, int (*parse)(PyObject *, Work *), int (*ac
         at++;
     if (at == count) {
         Py_BEGIN_ALLOW_THREADS
-        for (at = 0; at < count && !problem; at++)
+        for (at = 0; at < count && !problem; at++) {
+            works[at].folder = folder;
             problem = act(&works[at]);
+        }
         Py_END_ALLOW_THREADS
         if (problem)
             fail(problem, &works[at - 1]);
@@ -83,13 +89,18 @@ static PyObject *each(PyObject *list, int (*parse)(PyObject *, Work *), int (*ac
     Py_RETURN_NONE;
 }
 
-static PyObject *py_write(PyObject *self, PyObject *list) { return each(list, parse_file, write_file); }
+static PyObject *py_write(PyObject *self, PyObject *list) { return each(list, AT_FDCWD, parse_file, write_file); }
 
-static PyObject *py_move(PyObject *self, PyObject *list) { return each(list, parse_move, move_file); }
+static PyObject *py_move(PyObject *self, PyObject *args)
+{
+    int folder;
+    PyObject *list;
+    return PyArg_ParseTuple(args, "iO", &folder, &list) ? each(list, folder, parse_move, move_file) : NULL;
+}
 
 static PyMethodDef methods[] = {
     {"write", py_write, METH_O, "write([(path, address, bytes), ...]): each becomes a file of its own"},
-    {"move", py_move, METH_O, "move([(path, new path), ...]): rename, in this order"},
+    {"move", py_move, METH_VARARGS, "move(folder, [(path, name), ...]): each into an open folder, in this order"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_lay", "Many small files in one turn.", -1, methods};

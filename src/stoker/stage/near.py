@@ -1,4 +1,4 @@
-"""The files of one collection, near: brought when they are first used, or before, in a given order."""
+"""Lazy staging: the files of one collection, brought when first used, or before, in a given order."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.stage.blocks import Blocks, has_blocks
-from stoker.stage.digest import is_sound
+from stoker.stage.disk.room import When
+from stoker.stage.foresight import Foresight, fetched_bytes
+from stoker.stage.landing.blocks import Blocks, has_blocks
+from stoker.stage.landing.digest import is_sound
+from stoker.stage.origins.origin import Collection
 from stoker.stage.plan import BLOCKS, FIRST, Unit, in_order
-from stoker.stage.prefetch import AT_ONCE, Prefetcher
-from stoker.wire.origin import Collection
+from stoker.stage.prefetch import Lookahead, Prefetcher
 
 if TYPE_CHECKING:
     from stoker.stage.cache import Cache
 
 _OPEN_FILES = 256
+_LOOK_AHEAD = 64  # units
 
 
 class Near:
@@ -27,29 +30,33 @@ class Near:
         self.cache, self.collection, self.units, self.folder = cache, collection, units, folder
         self._unit_of = {file.name: unit for unit in units for file in unit.files}
         self._held: dict[str, Path] = {}
-        self._asked: set[str] = set()
-        self._ahead: set[str] = set()  # units brought before they were asked for
-        self._prefetcher: Prefetcher | None = None
+        self._by_key = {unit.key: unit for unit in units}
+        self.foresight = Foresight()
+        self.predicted_bytes = 0  # that will be fetched in this epoch, where not all fits the budget
+        self._waiting = 0  # readers, for what comes now
+        self._is_read_here = True
+        self._prefetcher: Prefetcher | Lookahead | None = None
         self._blocks: Blocks | None = None
         self._lock, self._reading_blocks = threading.Lock(), threading.Lock()
 
     @property
     def open_files(self) -> int:
-        """How many files a reader may keep open: with a budget, so few that others can give way."""
-        largest = max((unit.bytes for unit in self.units), default=0)
-        return self.cache.room.fit(largest, most=_OPEN_FILES)
+        """How many files a reader may keep open: none where not all that it reads fits the budget, so that
+        what is needed last can give way."""
+        keys = set(self.foresight.uses)
+        total = sum(unit.bytes for unit in self.units if unit.key in keys or not keys)
+        return _OPEN_FILES if self.cache.room.fits(total) else 0
 
     def local_path(self, name: str) -> Path:
         """Where a file lies on this node; fetched, or waited for, if it does not yet."""
         self.cache.check_process()
+        (unit,) = in_order(self.units, [name]) if name not in self._unit_of else (self._unit_of[name],)
+        self.foresight.used(unit.key)
         if (held := self._held.get(name)) and held.exists():
             return held
-        (unit,) = in_order(self.units, [name]) if name not in self._unit_of else (self._unit_of[name],)
-        self._asked.add(unit.key)
-        self._ahead.discard(unit.key)
         self.cache.pins.add(unit.key)  # pinned first, looked for second: see Room
         try:
-            self.cache.bring(self.vouched(unit))
+            self._bring_now(unit)
             self.cache.shelf.touch(unit.key)
             path = self.cache.place(unit, name)
         except BaseException:
@@ -60,10 +67,24 @@ class Near:
                 self.cache.pins.drop(unit.key)
             return self._held.setdefault(name, path)
 
+    def _bring_now(self, unit: Unit) -> None:
+        with self._lock:
+            self._waiting += 1
+        try:
+            self.cache.bring(self.vouched(unit), when=When(next_use=self.cache.distance))
+        finally:
+            with self._lock:
+                self._waiting -= 1
+            if self._prefetcher:
+                self._prefetcher.moved_on()
+
     def vouched(self, unit: Unit) -> Unit:
         """The unit, with the digests of its slices where there are such: these are brought first then."""
+        return unit if self.cache.shelf.holds(unit) else self._with_blocks(unit)
+
+    def _with_blocks(self, unit: Unit) -> Unit:
         name = unit.files[0].name
-        if unit.is_bundle or name in FIRST or not has_blocks(self.collection) or self.cache.shelf.holds(unit):
+        if unit.is_bundle or name in FIRST or not has_blocks(self.collection):
             return unit
         with self._reading_blocks:
             if self._blocks is None:
@@ -83,21 +104,47 @@ class Near:
 
     def prefetch(self, names: Iterable[str] = ()) -> None:
         """Begin to bring these files in this order (default: all), in the background; what an earlier call
-        has not begun yet gives way."""
+        has not begun yet gives way. A name may come again: with a budget, what is needed last gives way
+        first, and what will be needed again comes again."""
         self.cache.check_process()
-        units = in_order(self.units, names) if (names := list(names)) else list(self.units)
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(
-                self._bring_ahead,
-                # where room is short, none may take what the one before it needs
-                at_once=1 if self.cache.room.is_limited else AT_ONCE,
-            )
+        names = list(names) or [file.name for unit in self.units for file in unit.files]
+        units = in_order(self.units, names)
+        reading = {self._unit_of[name].key for name in self._held}
+        self.foresight = Foresight([self._unit_of[name].key for name in names], reading=reading)
+        if self.cache.room.is_limited:
+            self._check_budget(units)
+            self._prefetcher = self._prefetcher or Lookahead(self._next_unit, self._bring_ahead)
+            self._prefetcher.moved_on()
+            return
+        if not isinstance(self._prefetcher, Prefetcher):
+            self._prefetcher = Prefetcher(self._bring_ahead)
         self._prefetcher.follow(units)
 
+    def _check_budget(self, units: Sequence[Unit]) -> None:
+        """Say how much will be fetched where not all of it fits, and refuse what would thrash."""
+        total, room = sum(unit.bytes for unit in units), self.cache.room
+        first = sum(unit.bytes for unit in self.units if unit.files[0].name in FIRST)
+        if room.fits(total + first):
+            return
+        sizes = {unit.key: unit.bytes for unit in units}
+        here = [unit.key for unit in units if self.cache.shelf.holds(unit)]
+        self.predicted_bytes = fetched_bytes(
+            self.foresight.uses, sizes, budget=room.budget_bytes - first, here=here
+        )
+        room.check_thrash(self.predicted_bytes, total, url=self.collection.url, most=self.cache.refetch)
+
+    def _next_unit(self) -> Unit | None:
+        """What is needed next and does not lie here; nothing while somebody waits: that comes first."""
+        if self._waiting or not self._is_read_here:
+            return None
+        for key in self.foresight.coming(_LOOK_AHEAD):
+            unit = self._by_key[key]
+            if not self.cache.shelf.holds(unit):
+                return unit
+        return None
+
     def _bring_ahead(self, unit: Unit) -> None:
-        self.cache.bring(self.vouched(unit), ahead=frozenset(self._ahead))
-        if unit.key not in self._asked:
-            self._ahead.add(unit.key)
+        self.cache.bring(self.vouched(unit), when=When(is_now=False, next_use=self.cache.distance))
 
     def refetch(self, name: str, *, damaged: int) -> None:
         """Bring a file again, if what lies there still is the inode that was found damaged: another
@@ -107,7 +154,7 @@ class Near:
             self._held[name] = path
             file = next(file for file in unit.files if file.name == name)
             damaged = 0 if is_sound(path, file.digest) else inode(path)
-        self.cache.bring(self.vouched(unit), anew=lambda: inode(path) == damaged)
+        self.cache.bring(self._with_blocks(unit), anew=lambda: inode(path) == damaged)
 
     def close(self) -> None:
         """End prefetching and let go of every file; safe twice. The cache must have been told to stop if
@@ -118,11 +165,14 @@ class Near:
             self.release(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.cache, self.collection)
+        self._is_read_here = False  # but where this goes: there it is seen how far the reader is
+        return _reopen, (self.cache, self.collection, self.foresight.uses)
 
 
-def _reopen(cache: Cache, collection: Collection) -> Near:
-    return cache.at(collection)
+def _reopen(cache: Cache, collection: Collection, uses: Sequence[str]) -> Near:
+    near = cache.at(collection)
+    near.foresight = Foresight(uses)
+    return near
 
 
 def inode(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""What to bring, where it goes, and what gives way: pure, nothing here touches a disk or a network.
+"""Staging plan and eviction order: what to bring, where it goes, what gives way. Pure.
 
 A *unit* is what one process fetches under one lease: a large file alone, or a bundle of small ones. Units
 depend on the collection only, never on who asks or in which order, so that everybody who shares a cache
@@ -7,19 +7,20 @@ folder cuts the same work into the same pieces.
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Collection as Names
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import xxhash
 
 from stoker.errors import UsageError
-from stoker.stage.digest import BlockDigests
-from stoker.wire.hub import HubPath, parse_hub
-from stoker.wire.origin import Collection, RemoteFile
+from stoker.stage.landing.digest import BlockDigests
+from stoker.stage.origins.hub import HubPath, parse_hub
+from stoker.stage.origins.origin import Collection, RemoteFile
 
 SMALL_BYTES = 8 << 20  # a file up to this size travels whole and shares lease and sync with others
 BUNDLE_BYTES = 64 << 20
@@ -51,8 +52,8 @@ class Unit:
 
     def same_content(self, other: Unit) -> bool:
         """Whether both mean the very same bytes; a file that changed at its origin does not."""
-        return self.folder == other.folder and [_content(f) for f in self.files] == [
-            _content(f) for f in other.files
+        return self.folder == other.folder and [content_of(f) for f in self.files] == [
+            content_of(f) for f in other.files
         ]
 
 
@@ -86,15 +87,22 @@ def in_order(units: Sequence[Unit], names: Iterable[str]) -> list[Unit]:
 
 
 def evictions(
-    holdings: Sequence[Holding], *, need_bytes: int, keep: Names[str] = ()
+    holdings: Sequence[Holding],
+    *,
+    need_bytes: int,
+    keep: Names[str] = (),
+    next_use: Callable[[str], float] = lambda key: math.inf,
+    before: float = -math.inf,
 ) -> tuple[str, ...] | None:
-    """Which units give way so that at least `need_bytes` come free: the longest unused first, and never
-    one that somebody holds. None if that cannot be: then nothing should go, for nothing would come of it."""
+    """Which units give way so that at least `need_bytes` come free, and never one that somebody holds: what
+    is needed last goes first, and of what nobody is known to need the longest unused. With `before`, only
+    what is needed later than that goes. None if that cannot be: then nothing should go, for nothing would
+    come of it."""
     if need_bytes <= 0:
         return ()
     free, going = 0, []
-    for held in sorted(holdings, key=lambda held: (held.used_at, held.key)):
-        if held.holders or held.key in keep:
+    for held in sorted(holdings, key=lambda held: (-next_use(held.key), held.used_at, held.key)):
+        if held.holders or held.key in keep or next_use(held.key) <= before:
             continue
         going.append(held)
         free += held.bytes
@@ -117,6 +125,11 @@ def folder_of(collection: Collection, *, hub_cache: bool = False) -> str:
     path = _above(collection, parts.path)
     tail = [_digest(parts.query)[:8]] if parts.query else []
     return "/".join([parts.scheme, *safe_parts(f"{parts.netloc.rpartition('@')[2]}/{path}"), *tail])
+
+
+def content_digest(collection: Collection) -> str:
+    """What tells two versions of a collection apart, short enough for a folder's name."""
+    return _digest("\0".join(str(content_of(file)) for file in collection.files))[:12]
 
 
 def is_one_file(collection: Collection) -> bool:
@@ -146,8 +159,9 @@ def _hub_folder(collection: Collection, *, hub_cache: bool) -> str:
     place = parse_hub(collection.url)
     below = safe_parts(_above(collection, place.path))
     if hub_cache:  # as huggingface_hub lays it out, so that its readers find it offline
-        return "/".join([hub_cache_folder(place), "snapshots", collection.revision, *below])
-    return "/".join(["hub", f"{place.kind}s", *safe_parts(place.repo), collection.revision, *below])
+        return "/".join([hub_cache_folder(place), "snapshots", *safe_parts(collection.revision), *below])
+    where = [*safe_parts(place.repo), *safe_parts(collection.revision)]  # a server's word too
+    return "/".join(["hub", f"{place.kind}s", *where, *below])
 
 
 def _safe(part: str) -> str:
@@ -159,10 +173,14 @@ def _safe(part: str) -> str:
     return os.fsencode(part)[: NAME_BYTES - 20].decode(errors="ignore") + "~" + _digest(part)
 
 
+def key_of(folder: str, names: Sequence[str]) -> str:
+    """What a unit of these files is called in the books: readable, and only ever of these."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", names[0].rpartition("/")[2])[:60].lstrip(".")
+    return f"{readable}-{_digest(chr(0).join([folder, *names]))}"
+
+
 def _unit(folder: str, files: Sequence[RemoteFile]) -> Unit:
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", files[0].name.rpartition("/")[2])[:60].lstrip(".")
-    names = "\0".join([folder, *(file.name for file in files)])
-    return Unit(key=f"{readable}-{_digest(names)}", folder=folder, files=tuple(files))
+    return Unit(key=key_of(folder, [file.name for file in files]), folder=folder, files=tuple(files))
 
 
 def _groups(files: Sequence[RemoteFile]) -> list[list[RemoteFile]]:
@@ -182,13 +200,14 @@ def _bundles(files: Iterable[RemoteFile]) -> list[list[RemoteFile]]:
     return bundles
 
 
-def _content(file: RemoteFile) -> tuple[str, int, str]:
+def content_of(file: RemoteFile) -> tuple[str, int, str]:
+    """What tells two versions of a file apart."""
     # with a digest the version says nothing more: the same bytes uploaded again are the same bytes
     return file.name, file.bytes, file.digest or file.version
 
 
 def _without_spare(going: Sequence[Holding], spare: int) -> list[Holding]:
-    """Leave what is not needed after all, most recently used first."""
+    """Leave what is not needed after all, what would go last first."""
     kept = []
     for held in reversed(going):
         if held.bytes <= spare:

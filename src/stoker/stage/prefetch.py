@@ -1,4 +1,4 @@
-"""Bring units before they are asked for, in the order in which they will be.
+"""Prefetch: units brought before they are asked for, in the order in which they will be.
 
 Threads take the next unit and bring it. When the budget is used up by what was brought for later, they
 wait until the reader has moved on: what was brought and not used yet is never evicted for what comes later.
@@ -18,6 +18,52 @@ from stoker.stage.plan import Unit
 AT_ONCE = 4  # units; each of them has several connections
 _LOOK_AGAIN_S = 1.0  # for room that another process made
 _NOT_AT_ONCE_S = 0.1  # a reader lets go of files many times a second, and looking for room is not free
+
+
+class Lookahead:
+    """Where room is short: brings what is needed next and does not lie here, one at a time and again and
+    again, as long as there is room for it. `next_unit` says which; none while somebody waits for another."""
+
+    def __init__(self, next_unit: Callable[[], Unit | None], bring: Callable[[Unit], None]) -> None:
+        self._next_unit, self._bring = next_unit, bring
+        self._moved = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="stoker-prefetch", daemon=True)
+        with suppress(RuntimeError):  # no more threads may be started: readers fetch what they need
+            self._thread.start()
+
+    def moved_on(self) -> None:
+        """The reader came to the next use of something, or let go of it."""
+        with self._moved:
+            self._moved.notify()
+
+    def close(self) -> None:
+        """End the thread; safe twice."""
+        with self._moved:
+            self._closed = True
+            self._moved.notify()
+        if self._thread.ident:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            unit = self._next_unit()
+            if unit is None or not self._brought(unit):
+                self._wait()
+
+    def _brought(self, unit: Unit) -> bool:
+        try:
+            self._bring(unit)
+            return True
+        except StokerError:  # no room before what is needed sooner, or what whoever needs it will meet
+            return False
+
+    def _wait(self) -> None:
+        with self._moved:
+            if not self._closed:
+                self._moved.wait(_LOOK_AGAIN_S)
+        with self._moved:
+            self._moved.wait_for(lambda: self._closed, _NOT_AT_ONCE_S)
 
 
 class Prefetcher:

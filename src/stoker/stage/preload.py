@@ -1,4 +1,4 @@
-"""Files in memory, by option: told to the page cache, or copied to /dev/shm, as far as they fit.
+"""Page-cache warming: files in memory, by option; told to the page cache, or copied to /dev/shm.
 
 In /dev/shm lies a second cache, fed from the first: the same leases, digests and pins, and a budget of
 what is free. A file that does not fit is read from the disk. It is emptied of what nobody reads when a
@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Protocol
 
 from stoker.errors import StokerError
-from stoker.machine.files import Files
-from stoker.machine.memory import free_bytes
+from stoker.machine.allowed import free_bytes
+from stoker.stage.disk.grounds import Grounds, own_folder
+from stoker.stage.disk.pins import Pins
+from stoker.stage.disk.room import Room
+from stoker.stage.disk.shelf import Shelf
 from stoker.stage.fetch import Fetcher
-from stoker.stage.pins import Pins
+from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit
-from stoker.stage.room import Room
-from stoker.stage.shelf import Shelf, own_folder
-from stoker.wire.origin import RemoteFile
-from stoker.wire.wire import Wire
-
-PRELOADS = ("", "page-cache", "shm")
+from stoker.stage.wire.wire import Wire
 
 _SHARE = 0.8  # of the memory that is available: the rest is for what the job itself will want
 
@@ -60,7 +58,7 @@ class PageCache(OnDisk):
     def path(self, unit: Unit, name: str, *, root: Path) -> Path:
         path = root / unit.folder / name
         size = path.stat().st_size
-        if size <= _SHARE * available_bytes():
+        if size <= _SHARE * free_bytes():
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(handle, 0, size, os.POSIX_FADV_WILLNEED)
@@ -74,10 +72,10 @@ class Shm:
 
     def __init__(self, folder: Path, *, ttl_s: float, keep: bool) -> None:
         own_folder(folder, hint="remove it, or leave preload='shm' out")
-        self._shelf, self._keep = Shelf(folder), keep
+        self._shelf, self._keep = Shelf(Grounds.of(folder)), keep
         lying = sum(record.unit.bytes for record in self._shelf.records())
         facts = os.statvfs(folder)
-        fits = min(available_bytes(), facts.f_bavail * facts.f_frsize) * _SHARE
+        fits = min(free_bytes(), facts.f_bavail * facts.f_frsize) * _SHARE
         self._room = Room(self._shelf, budget_bytes=max(1, int(lying + fits)), ttl_s=ttl_s)
         self._pins = Pins(self._shelf.pins_folder(), ttl_s=ttl_s, purpose="reading")
         self._wire = Wire()
@@ -102,11 +100,6 @@ class Shm:
         self._pins.close()
         if not self._keep:
             self._room.empty()
-
-
-def available_bytes() -> int:
-    """Memory that can be had without swapping, or being killed for what a container may not have."""
-    return free_bytes(Files())
 
 
 def shm_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Staging as a whole: everything a URL names, to this node, and then you know where it lies."""
+"""Staging, end to end: everything a URL names, to this node, and then you know where it lies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from stoker.errors import UsageError
+from stoker.redact import redact_url
 from stoker.stage.cache import Cache
+from stoker.stage.disk.grounds import replace_file
 from stoker.stage.near import Near, inode
-from stoker.stage.plan import Unit, hub_cache_folder, in_order, is_one_file
-from stoker.storage import new_file
-from stoker.wire.hub import parse_hub
+from stoker.stage.origins.hub import parse_hub
+from stoker.stage.plan import Unit, hub_cache_folder, in_order, is_one_file, safe_parts
 
 # Units. With as many files as connections each lands in order and is hashed as it does: on the small machine,
 # which others used too, 16 x 128 MiB took 1.9 s to tmpfs and 2.4 s to a disk; 4 at once took 2.3 s and 3.3 s.
@@ -34,25 +34,15 @@ class Staged:
     damaged: tuple[str, ...] = ()  # files that had changed on the disk, and were fetched again
 
 
-class Watcher(Protocol):
-    """Told how staging goes; called from several threads."""
+class Watcher:
+    """Told how staging goes, from several threads. This one looks away."""
 
     def planned(self, url: str, units: Sequence[Unit]) -> None: ...
     def began(self, unit: Unit) -> None: ...
     def landed(self, unit: Unit, count: int) -> None: ...
     def waits(self, unit: Unit, holder: str) -> None: ...
     def damaged(self, unit: Unit, names: Sequence[str]) -> None: ...
-    def done(self, unit: Unit) -> None: ...
-
-
-class Unwatched:
-    """A watcher that looks away."""
-
-    def planned(self, url: str, units: Sequence[Unit]) -> None: ...
-    def began(self, unit: Unit) -> None: ...
-    def landed(self, unit: Unit, count: int) -> None: ...
-    def waits(self, unit: Unit, holder: str) -> None: ...
-    def damaged(self, unit: Unit, names: Sequence[str]) -> None: ...
+    def troubled(self, text: str) -> None: ...
     def done(self, unit: Unit) -> None: ...
 
 
@@ -71,7 +61,7 @@ def stage(
     cache: Cache,
     *,
     choose: Callable[[Near], Iterable[str]] | None = None,
-    doubt: Callable[[Unit], Sequence[str]] = lambda unit: (),
+    doubt: Callable[[Unit], Sequence[str]] | None = None,
     watcher: Watcher | None = None,
 ) -> Staged:
     """Bring what a URL names; with `choose`, only the files it names, in its order. What lies here already is
@@ -79,17 +69,21 @@ def stage(
 
     Files stay pinned until the cache is closed: what this run brought does not give way to what it brings."""
     began = time.monotonic()
-    cache.room.sweep()
+    if not cache.is_read_only:
+        cache.room.sweep()
     near = cache.at(url)
     units = in_order(near.units, choose(near)) if choose else list(near.units)
     cache.room.check_fits(units)
-    run = _Run(near, doubt, watcher or Unwatched())
-    run.watcher.planned(url, units)
+    run = _Run(near, doubt, watcher or Watcher())
+    cache.tell = run.watcher.troubled
+    for name in near.collection.left_out:
+        run.watcher.troubled(f"left out: {name}")
+    run.watcher.planned(redact_url(url), units)
     run.bring_all(units)
     if near.collection.kind == "hub" and cache.hub_cache:
         _write_ref(near)
     return Staged(
-        url=url,
+        url=redact_url(url),
         path=_place(near),
         files=sum(len(unit.files) for unit in units),
         bytes=sum(unit.bytes for unit in units),
@@ -102,7 +96,7 @@ def stage(
 class _Run:
     """Units on their way, a few at a time."""
 
-    def __init__(self, near: Near, doubt: Callable[[Unit], Sequence[str]], watcher: Watcher) -> None:
+    def __init__(self, near: Near, doubt: Callable[[Unit], Sequence[str]] | None, watcher: Watcher) -> None:
         self._near, self._cache, self._doubt, self.watcher = near, near.cache, doubt, watcher
         self.fetched_bytes = 0
         self.damaged: list[str] = []
@@ -133,7 +127,7 @@ class _Run:
 
     def _is_damaged(self, unit: Unit) -> Callable[[], bool]:
         """Whether what lies here still are the files that were found damaged: others may see to them too."""
-        names = self._doubt(unit) if self._cache.shelf.holds(unit) else ()
+        names = self._doubt(unit) if self._doubt and self._cache.shelf.holds(unit) else ()
         if not names:
             return lambda: False
         self.damaged += names
@@ -168,6 +162,6 @@ def _write_ref(near: Near) -> None:
     """What huggingface_hub looks up to find the snapshot of a branch or tag."""
     place, commit = parse_hub(near.collection.url), near.collection.revision
     if place.revision != commit:
-        path = near.cache.folder / hub_cache_folder(place) / "refs" / (place.revision or "main")
-        with new_file(path) as file:
-            file.write(commit.encode())
+        path = "/".join([hub_cache_folder(place), "refs", *safe_parts(place.revision or "main")])
+        with near.cache.shelf.grounds.made(path.rpartition("/")[0]) as folder:
+            replace_file(folder, path.rpartition("/")[2], commit.encode())

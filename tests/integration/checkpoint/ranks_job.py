@@ -5,11 +5,13 @@ ranks_job.py FOLDER SCENE     prints what every rank saw
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,12 @@ import torch
 from forked import run_ranks
 from s3_server import free_ports
 
-from stoker.checkpoint import drain
 from stoker.checkpoint.checkpointer import Checkpointer
+from stoker.checkpoint.saved.commit import OWNER, begin, this_owner
+from stoker.checkpoint.saved.reader import Checkpoint
+from stoker.checkpoint.saved.upload import Upload
 from stoker.checkpoint.storm import Limits
 from stoker.errors import CheckpointError, StokerError
-from stoker.saved.commit import OWNER, begin, this_owner
 from stoker.world import World
 
 
@@ -68,7 +71,7 @@ def two_nodes(folder: Path, world: World) -> Any:
 
 def a_rank_dies(folder: Path, world: World) -> Any:
     slow = Limits(write_bytes_per_s=20_000)  # both are still writing when one of them goes
-    checkpointer = Checkpointer(folder / "run", timeout_s=6, chunk_bytes=4096, limits=slow, world=world)
+    checkpointer = Checkpointer(folder / "run", timeout_s=600, chunk_bytes=4096, limits=slow, world=world)
     checkpointer.save(1, state=state(1))
     checkpointer.wait()
     if world.rank == 1:
@@ -180,37 +183,102 @@ def a_rank_leaves(folder: Path, world: World) -> Any:
     return {"left": left, "drained": checkpointer.report().drained}
 
 
-def said_of_a_drain(checkpointer: Checkpointer) -> str:
-    """What the loop hears of a drain that fails, as soon as it is known."""
-    deadline = time.monotonic() + 30  # half of what a rank waits that is not told
-    while time.monotonic() < deadline:
+def until(check: Callable[[], Any]) -> Any:
+    """What it gives, once that is something; nothing after half a minute."""
+    deadline = time.monotonic() + 30
+    while not (found := check()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def a_drain_fails(folder: Path, world: World) -> Any:
+    """Nodes with disks of their own: rank 0 cannot bring the manifest for a while. All hear the same of it,
+    and it is brought without another save."""
+    world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
+    real = Upload.finish
+
+    def fails(upload: Upload) -> None:
+        if not (folder / "over").exists():
+            raise CheckpointError("the manifest cannot be brought")
+        real(upload)
+
+    def said() -> str:
         try:
             checkpointer.wait()
         except StokerError as error:
             return error.message
-        time.sleep(0.01)
-    return ""
+        return ""
 
-
-def a_drain_fails(folder: Path, world: World) -> Any:
-    """Nodes with disks of their own: rank 0 cannot bring one manifest, and no node waits for it."""
-    world = replace(world, local_rank=0, local_size=1, node=world.rank, nodes=2)
-    real = drain.upload_manifest
-
-    def fails_once(*_: Any) -> None:
-        drain.upload_manifest = real
-        raise CheckpointError("the manifest cannot be brought")
-
-    if world.rank == 0:
-        drain.upload_manifest = fails_once
+    Upload.finish = fails  # type: ignore[method-assign]
     options = {"remote": str(folder / "far"), "board": f"127.0.0.1:{PORTS[2]}", "world": world}
-    checkpointer = Checkpointer(folder / f"node-{world.rank}", timeout_s=60, **options)
+    options |= {"timeout_s": 1, "on_drain_failure": "raise"}
+    checkpointer = Checkpointer(folder / f"node-{world.rank}", **options)
     checkpointer.save(1, state=state(1))
-    said = said_of_a_drain(checkpointer)
-    checkpointer.save(2, state=state(2))
+    heard = until(said)
+    (folder / f"heard-{world.rank}").touch()
+    until(lambda: len([*folder.glob("heard-*")]) == 2)
+    (folder / "over").touch()
+    drained = until(lambda: checkpointer.report().drained)
     checkpointer.close()
     whole = [path.parent.name for path in (folder / "far").glob("*/checkpoint.json")]
-    return {"said": said, "drained": checkpointer.report().drained, "far": len(whole)}
+    return {"said": heard, "drained": drained, "far": len(whole)}
+
+
+def slow_turns(folder: Path, world: World) -> Any:
+    """One writer at a time, and all of them together take longer than a rank waits while nothing moves."""
+    limits = Limits(job_writers=1, write_bytes_per_s=32_000, drain_bytes_per_s=64_000)
+    options = {"remote": str(folder / "far"), "timeout_s": 1.6, "limits": limits, "on_drain_failure": "raise"}
+    with Checkpointer(folder / "run", chunk_bytes=4096, world=world, **options) as checkpointer:
+        checkpointer.save(1, state={f"w{at}": torch.full((10_000,), 1.0) for at in range(4)})
+    real = Checkpoint._read_part
+
+    def noted(checkpoint: Checkpoint, *given: Any, **more: Any) -> None:
+        began = time.monotonic()
+        real(checkpoint, *given, **more)
+        with (folder / "reads").open("a") as file:
+            file.write(json.dumps([began, time.monotonic(), world.rank]) + "\n")
+
+    Checkpoint._read_part = noted  # type: ignore[method-assign]
+    limits = Limits(job_readers=1, read_bytes_per_s=400_000)
+    with Checkpointer(folder / "run", timeout_s=60, limits=limits, world=world) as again:
+        again.restore(state={f"w{at}": torch.zeros(10_000) for at in range(4)})
+    parts = sorted((folder / "far").glob("0*/part-*.bin"))
+    order = [path.name for path in sorted(parts, key=lambda path: path.stat().st_mtime_ns)]
+    reads = sorted(json.loads(line) for line in (folder / "reads").read_text().splitlines())
+    at_once = [one for one, other in itertools.pairwise(reads) if one[2] != other[2] and one[1] > other[0]]
+    report = checkpointer.report()
+    return {"saves": report.saves, "drained": report.drained, "order": order, "read at once": at_once}
+
+
+def a_rank_dies_in_between(folder: Path, world: World) -> Any:
+    """No save is under way: who comes to the next one hears at once that one is missing."""
+    checkpointer = Checkpointer(folder / "run", timeout_s=600, world=world)
+    checkpointer.save(1, state=state(1))
+    checkpointer.wait()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    said = ""
+    try:
+        checkpointer.save(2, state=state(2))
+    except StokerError as error:
+        said = error.message
+    checkpointer.close()
+    return {"said": said}
+
+
+def a_second_one(folder: Path, world: World) -> Any:
+    """On the address of one that is still open: refused on all ranks alike, and the first goes on."""
+    options = {"board": f"127.0.0.1:{PORTS[3]}", "timeout_s": 60, "world": world}
+    said = ""
+    with Checkpointer(folder / "run", **options) as first:
+        first.save(1, state=state(1))
+        first.wait()
+        try:
+            Checkpointer(folder / "run", **options).save(2, state=state(2))
+        except StokerError as error:
+            said = error.hint
+        first.save(3, state=state(3))
+    return {"said": said, "saves": first.report().saves, "left": unfinished(folder / "run")}
 
 
 def a_plan_fails(folder: Path, world: World, failing: int = 1) -> Any:
@@ -238,6 +306,9 @@ def the_first_plan_fails(folder: Path, world: World) -> Any:
 SCENES = {
     "two_nodes": (2, two_nodes),
     "a_rank_dies": (2, a_rank_dies),
+    "a_rank_dies_in_between": (3, a_rank_dies_in_between),
+    "a_second_one": (2, a_second_one),
+    "slow_turns": (4, slow_turns),
     "the_run_after": (1, the_run_after),
     "a_rank_fails": (2, a_rank_fails),
     "a_rank_fails_and_goes": (2, a_rank_fails_and_goes),
@@ -268,7 +339,7 @@ def main() -> None:
 
 
 KEPT: list[Checkpointer] = []
-PORTS = free_ports(3)  # chosen before the forks: every rank must know them
+PORTS = free_ports(4)  # chosen before the forks: every rank must know them
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 
 from small_datasets import make_tokens
 
-from stoker.saved.tiers import Tiers
+from stoker.checkpoint.saved.tiers import Tiers
 from stoker.storage import open_store
 
 pytestmark = pytest.mark.integration

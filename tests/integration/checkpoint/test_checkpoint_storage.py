@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import stoker
+from stoker.checkpoint.saved.tiers import Tiers
 from stoker.errors import CheckpointError, StorageError
-from stoker.saved.tiers import Tiers
 from stoker.storage import open_store
 from stoker.world import World
 
@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path, skip_or_fail: Any) -> Iterator[Path]:
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True)
     if mounted.returncode:
-        skip_or_fail("a filesystem cannot be mounted here")
+        skip_or_fail("a filesystem cannot be mounted here: run as root")
     yield disk
     subprocess.run(["umount", disk], check=True)
 
@@ -158,7 +158,7 @@ def test_a_store_that_stays_away_is_an_error_and_the_local_ones_stay(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     checkpointer = stoker.Checkpointer(
-        tmp_path / "run", remote=remote, keep=1, timeout_s=0.2, on_failure="raise", world=World()
+        tmp_path / "run", remote=remote, keep=1, timeout_s=0.2, on_drain_failure="raise", world=World()
     )
     checkpointer.save(1, state=state(1))
     with pytest.raises(CheckpointError, match=r"not in the remote tier: cannot .* s3://bucket") as caught:
@@ -211,7 +211,9 @@ def test_ls_and_verify_tell_whole_from_damaged(run: Path, run_stoker: Callable[.
     ran = run_stoker("checkpoint", "verify", run)
     assert (ran.rc, "is damaged at bytes 8,192 to" in ran.stdout) == (1, True)
     path.unlink()
-    assert "not usable: cannot read" in run_stoker("checkpoint", "ls", run).stdout.splitlines()[0]
+    assert (
+        "not usable; local: part-00000.bin of" in run_stoker("checkpoint", "ls", run).stdout.splitlines()[0]
+    )
     ran = run_stoker("checkpoint", "verify", run)
     assert (ran.rc, ran.stdout.startswith(f"{older} is whole")) == (0, True)
 
@@ -229,14 +231,15 @@ def test_export_diff_and_gc(run: Path, run_stoker: Callable[..., Any], tmp_path:
     owner = {"host": os.uname().nodename, "boot": "another", "pid": 1}
     (run / f".saving-{older}" / "owner.json").write_text(json.dumps(owner))
     said = run_stoker("checkpoint", "gc", run, "--keep", 1, "--dry-run").stdout
-    assert ("is gone" in said, f"{older}: newer ones stand in for it" in said) == (True, True)
+    assert ("is gone" in said, f"{older}  local: " in said) == (True, True)
+    assert "newer ones, which were read back, stand in for it" in said
     assert run_stoker("checkpoint", "gc", run, "--keep", 1).stdout.count("\n") == 2
     assert [path.name for path in run.iterdir()] == [newer]
 
 
 @pytest.mark.parametrize(
     ("arguments", "rc"),
-    [(["verify", "nowhere"], 2), (["diff", ".", "no-such"], 2), (["verify", "."], 1), (["suspend", "1"], 1)],
+    [(["verify", "nowhere"], 2), (["diff", ".", "no-such"], 2), (["verify", "."], 2), (["suspend", "1"], 1)],
     ids=str,
 )
 def test_what_cannot_work_is_said_without_a_traceback(

@@ -206,6 +206,8 @@ RULES_TEST = {
                 _series('stoker_finding_active{job="good",kind="healthy"}', "1x60"),
                 _series('stoker_host_shm_used_bytes{job="bad",node="n"}', "95x60"),
                 _series('stoker_host_shm_size_bytes{job="bad",node="n"}', "100x60"),
+                _series('stoker_machine_check{job="bad",node="n",subject="memory",check="shm"}', "3x60"),
+                _series('stoker_machine_check{job="bad",node="m",subject="memory",check="shm"}', "2x60"),
                 *(
                     _series(f'stoker_step_own_seconds{{job="bad",rank="{r}"}}', f"{1 + (r == 3)}x60")
                     for r in range(4)
@@ -221,6 +223,15 @@ RULES_TEST = {
                 _fires("StokerSavesTooLong", "30m", "bad spends 20% of the time saving checkpoints"),
                 _fires("StokerStraggler", "30m", "one rank of bad needs 2s a step: the others wait"),
                 _fires("StokerSharedMemoryNearlyFull", "30m", "/dev/shm of n is 95% full", node="n"),
+                _silent("StokerMachineUnfit", "5m"),
+                _fires(
+                    "StokerMachineUnfit",
+                    "30m",
+                    "n: shm fails; run `stoker doctor` there",
+                    node="n",
+                    subject="memory",
+                    check="shm",
+                ),
                 _fires(
                     "StokerFinding",
                     "30m",

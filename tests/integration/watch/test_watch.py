@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker import runs
 from stoker.recording import KINDS, RankRecord, Recording
+from stoker.watch import runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def watch(run_stoker: Callable[..., Any], tmp_path: Path) -> Callable[..., tuple
     def run(*command: object, env: dict[str, str] | None = None) -> tuple[Any, Recording]:
         quiet = {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable, **(env or {})}
         done = run_stoker("watch", "--out", "run", "--hz", 10, "--gpu", "none", "--", *command, env=quiet)
-        return done, runs.read(tmp_path / "run")
+        return done, runs.read_recording(tmp_path / "run")
 
     return run
 
@@ -52,7 +52,7 @@ def watch_pid(run_stoker: Callable[..., Any], tmp_path: Path) -> Callable[..., t
                 _until(lambda: until() or watching.done())
             finally:
                 process.kill()
-        return watching.result(), runs.read(tmp_path / "run")
+        return watching.result(), runs.read_recording(tmp_path / "run")
 
     return run
 
@@ -201,7 +201,7 @@ def test_a_running_process_is_observed_from_outside(
     watch_pid: Callable[..., tuple[Any, Recording]], tmp_path: Path
 ) -> None:
     def sampled() -> bool:
-        hosts = runs.read(tmp_path / "run").hosts if list(tmp_path.glob("run/host-*.rows")) else ()
+        hosts = runs.read_recording(tmp_path / "run").hosts if list(tmp_path.glob("run/host-*.rows")) else ()
         return any(len(host.samples.t) >= 3 for host in hosts)
 
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -292,11 +292,11 @@ def test_a_run_can_be_read_while_it_lasts_and_when_its_watcher_was_killed(
     process = subprocess.Popen(command, env=stoker_environ(), cwd=tmp_path, start_new_session=True)
     try:
         _until(lambda: list(tmp_path.glob("run/node-*.json")))
-        assert runs.read(tmp_path / "run").ended == "running"
+        assert runs.read_recording(tmp_path / "run").ended == "running"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert runs.read(tmp_path / "run").ended == "lost"
+    assert runs.read_recording(tmp_path / "run").ended == "lost"
 
 
 def _in_some(folder: Path, files: str, text: str) -> bool:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker import runs
-from stoker.observe.sizes import find_flag
-from stoker.observe.watch import Options
-from stoker.observe.whatif import WhatIf, watch_sizes
 from stoker.report.whatif import whatif_lines, whatif_page
+from stoker.watch import runs
+from stoker.watch.command import Options
+from stoker.watch.sizes import find_flag
+from stoker.watch.whatif import WhatIf, watch_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_fixed_and_proportional_time_of_a_job_under_a_shell(
         assert size["step_s"] >= 0.020 + 0.002 * size["batch"], "a sleep is never shorter than asked for"
     assert found["split"]["per_sample_s"] > 0
     assert "is fixed (communication, launches, optimizer)" in done.stderr
-    assert runs.read(folder / "3-batch-8").ended == "ended when its window was over"
+    assert runs.read_recording(folder / "3-batch-8").ended == "ended when its window was over"
     assert [pid for pid in map(_trainer, folder.glob("*/proc-*.json")) if _runs(pid)] == []
     page = (folder / "whatif.html").read_text("utf-8")
     assert page.count("<circle") == 3

@@ -1,4 +1,4 @@
-"""Plots as SVG: stretched to any width, their labels beside them as text.
+"""SVG charts: stretched to any width, their labels beside them as text.
 
 A path's numbers lie on a grid of WIDTH × HEIGHT; the page's script reads values back from it when a
 reader points at a plot, so no number is in the page twice.
@@ -15,9 +15,10 @@ import numpy as np
 from stoker.diagnose.timeline import STATES
 from stoker.recording import Floats
 from stoker.report.page.markup import Html, join, tag
+from stoker.report.page.ticks import round_times, round_up, tick
 from stoker.report.series import Series
 from stoker.report.summary import Shares
-from stoker.report.units import percent, quantity, seconds, words
+from stoker.report.units import percent, quantity, words
 
 WIDTH, HEIGHT = 2000, 500
 
@@ -82,7 +83,9 @@ def lines(
     if not given:
         return tag("p", "Not read.", class_="note")
     highest = max((float(line.series.high.max()) for line in given if len(line.series.high)), default=0.0)
-    ceiling = top if math.isfinite(top) else _round_up(max(highest, limit if math.isfinite(limit) else 0.0))
+    ceiling = (
+        top if math.isfinite(top) else round_up(max(highest, limit if math.isfinite(limit) else 0.0), unit)
+    )
     drawn: list[Html] = []
     for line in given:
         series = line.series
@@ -150,7 +153,11 @@ def _key(given: Sequence[Line], *, unit: str, limit: float) -> Html:
 
 def _framed(svg: Html, *, top: str, bottom: str, wall_s: float, **data: str) -> Html:
     scale = tag("div", tag("span", top), tag("span", bottom), class_="scale", aria_hidden="true")
-    ticks = [tag("span", seconds(wall_s * part) if part else "0") for part in (0, 0.25, 0.5, 0.75, 1)]
+    at = [(time_s, 100 * time_s / max(wall_s, 1e-9)) for time_s in round_times(wall_s)]
+    ticks = [
+        tag("span", tick(time_s), style=f"left:{left:.4g}%", class_="end" if left > 94 else None)
+        for time_s, left in at
+    ]
     return tag(
         "div",
         scale,
@@ -204,11 +211,3 @@ def _area(x: Floats, below: Floats, above: Floats) -> str:
     there = "".join(f"V{top}H{right}" for top, right in zip(high, x[1:], strict=True))
     back = "".join(f"V{bottom}H{left}" for bottom, left in zip(low[::-1], x[-2::-1], strict=True))
     return f"M{x[0]} {low[0]}{there}{back}Z"
-
-
-def _round_up(value: float) -> float:
-    """1, 1.5, 2, 3, 5 or 8 times a power of ten."""
-    if value <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next((step * power for step in (1, 1.5, 2, 3, 5, 8) if step * power >= value * 0.9999), 10 * power)

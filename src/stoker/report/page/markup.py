@@ -1,4 +1,4 @@
-"""HTML built from parts: text is escaped where it enters, so that nothing from a run becomes markup."""
+"""HTML escaping: markup built from parts, text escaped where it enters; nothing from a run is markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of the page, in the order a reader asks: what is wrong, where did time go, who, what else."""
+"""Page sections, in the order a reader asks: what is wrong, where did time go, who, what else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.diagnose.timeline import STATES
 from stoker.findings import Finding
+from stoker.formats.sizes import counted
 from stoker.report.devices import DeviceSummary
 from stoker.report.page.charts import Line, bar, lines, stack
 from stoker.report.page.markup import Html, join, tag
@@ -49,7 +50,7 @@ def head(summary: Summary) -> Html:
     nodes = {rank.node for rank in summary.ranks} | {gpu.node for gpu in summary.gpus}
     cards = sorted({gpu.name for gpu in summary.gpus})
     said = [
-        f"{_count(len(summary.ranks), 'rank')} on {_count(len(nodes), 'node')}" if summary.ranks else "",
+        f"{counted(len(summary.ranks), 'rank')} on {counted(len(nodes), 'node')}" if summary.ranks else "",
         f"{len(summary.gpus)} × {', '.join(cards)}" if cards else "no GPU seen",
         f"{'running for' if summary.running else 'ran'} {seconds(summary.dropped_s + summary.wall_s)}",
         f"the last {seconds(summary.wall_s)} are kept" if summary.dropped_s else "",
@@ -233,7 +234,3 @@ def _silence_s(series: Series) -> float:
 
 def _over(devices: Sequence[DeviceSummary]) -> str:
     return f", mean of {len(devices)} cards, band from lowest to highest" if len(devices) > 1 else ""
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Figures, lists and tables of the page."""
+"""HTML tables, figures and lists of the page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from stoker.diagnose.timeline import STATES
+from stoker.formats.sizes import counted
 from stoker.report.devices import DeviceSummary
 from stoker.report.page.charts import bar, spark
 from stoker.report.page.markup import Html, join, tag
@@ -50,7 +51,7 @@ def cards_table(summary: Summary) -> Html:
     rows = [
         tag(
             "tr",
-            tag("th", f"{gpu.node} / {gpu.index}", scope="row"),
+            tag("th", f"{gpu.node} / {gpu.index}" if gpu.node else f"GPU {gpu.index}", scope="row"),
             tag(
                 "td", spark(gpu.read("utilization"), wall_s=summary.wall_s, colour="utilization", ceiling=1.0)
             ),
@@ -66,7 +67,7 @@ def hosts_table(summary: Summary) -> Html:
     rows = [
         tag(
             "tr",
-            tag("th", host.node, scope="row"),
+            tag("th", host.node or "this one", scope="row"),
             tag("td", f"{host.cores:g}"),
             tag("td", _mean(host, "cpu_busy")),
             tag("td", _mean(host, "cpu_iowait")),
@@ -97,7 +98,7 @@ def ranks_table(ranks: Sequence[RankSummary]) -> Html:
     left = len(order) - RANKS_SHOWN
     return join(
         _table(titles, [_rank_row(rank) for rank in order[:RANKS_SHOWN]], class_="ranks"),
-        tag("p", f"{left} more ranks are not shown.", class_="note") if left > 0 else Html(),
+        tag("p", f"Not shown: {counted(left, 'rank')} more.", class_="note") if left > 0 else Html(),
     )
 
 

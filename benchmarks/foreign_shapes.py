@@ -1,0 +1,84 @@
+"""Does `stoker watch` name what is wrong in programs that others write, and call the healthy ones healthy?
+
+Method: every program of tests/scenarios/foreign (loops as the tutorials of their frameworks write them) with
+every fault it can have, once each under `stoker watch`; the first verdict, its line and the number of steps
+are held against what was put in. Kept are the rows and a confusion matrix: injected by first verdict.
+
+    python benchmarks/foreign_shapes.py                   # all, some 25 minutes on two quiet cores
+    python benchmarks/foreign_shapes.py own_loop gan      # these programs only
+    python benchmarks/foreign_shapes.py --out FILE …      # kept elsewhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from kept_runs import RESULTS, keep
+from watch_overhead import free_port
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "scenarios"), str(ROOT / "src")]
+
+from foreign_shapes import Case, cases, judged, watched  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("programs", nargs="*")
+    parser.add_argument("--faults", nargs="*", default=None)
+    parser.add_argument("--out", type=Path, default=RESULTS / "foreign_shapes.json")
+    given = parser.parse_args()
+    rows: dict[str, dict] = {}
+    for case in cases():
+        wanted = not given.programs or case.program in given.programs
+        if wanted and (given.faults is None or case.fault in given.faults):
+            rows[case.name] = row = run(case)
+            print(
+                f"{'right' if row['right'] else 'WRONG'}  {case.name}: {row['first']} {row['cause']}",
+                flush=True,
+            )
+            keep(given.out, report(rows))
+    print(report(rows)["right"], "of", len(rows))
+
+
+def run(case: Case) -> dict:
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        done = watched(case, Path(folder), environ=environ, port=free_port())
+        found = judged(case, Path(folder))
+    return {
+        **asdict(found),
+        "right": found.right,
+        "injected": case.verdict.kind,
+        "hang_said": "host hang" in done.stderr,
+    }
+
+
+def report(rows: dict[str, dict]) -> dict:
+    confusion: dict[str, Counter] = {}
+    for row in rows.values():
+        confusion.setdefault(row["injected"], Counter())[row["first"]] += 1
+    healthy = [row for row in rows.values() if row["injected"] == "healthy"]
+    return {
+        "runs": len(rows),
+        "right": sum(row["right"] for row in rows.values()),
+        "verdict_right": sum(row["verdict"] for row in rows.values()),
+        "false_alarms": sum(row["first"] != "healthy" for row in healthy),
+        "confusion": {kind: dict(counts) for kind, counts in confusion.items()},
+        "versions": {"torch": metadata.version("torch"), "python": sys.version.split()[0]},
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    main()

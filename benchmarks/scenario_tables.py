@@ -1,0 +1,87 @@
+"""The tables of docs/concepts/diagnosis.md: what watchers said of real faults in the newest run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kept_runs import newest
+
+
+def scenarios() -> str:
+    """Real faults in real jobs: what each watcher made of them, in sum."""
+    report = newest("scenarios")
+    names = {"stoker": "`stoker watch`", "traceml": f"traceml-ai {report['versions']['traceml-ai']}"}
+    rows = [
+        f"| {report['runs']} of {report['suite']} scenarios, {report['healthy']} healthy | precision | "
+        "recall | false alarms on healthy | no verdict | nothing missed, nothing wrong |",
+        "|---|---|---|---|---|---|",
+    ]
+    for who, label in names.items():
+        got = report[who]
+        counts = " | ".join(str(got[key]) for key in ("false_alarms", "no_verdict", "right_runs"))
+        rows.append(f"| {label} | {got['precision']:.3f} | {got['recall']:.3f} | {counts} |")
+    causes, runs = report["causes"], report["scenarios"]
+    said = (
+        f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none."
+    )
+    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in runs.values())
+    quiet = f"In {crowded} of stoker's runs others kept more than 0.3 of the 2 cores busy."
+    return "\n".join([*rows, "", said, _unchanged(runs), quiet]) + "\n"
+
+
+def _unchanged(rows: dict) -> str:
+    """What traceml-ai says of scripts without its two lines."""
+    found = [row["traceml_unchanged"] for row in rows.values() if "traceml_unchanged" in row]
+    silent = sum(not one["kinds"] for one in found)
+    return f"Of {len(found)} scripts without its two lines traceml-ai gave no verdict on {silent}."
+
+
+def confusion() -> str:
+    """Kind by kind: found, and what was said in its place."""
+    rows = newest("scenarios")["scenarios"].values()
+    kinds = list(dict.fromkeys(kind for row in rows for kind in row["injected"]))
+    lines = [
+        "| injected | runs | stoker found | and said | traceml-ai found | and said |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in kinds:
+        runs = [row for row in rows if kind in row["injected"]]
+        cells = [cell for who in ("stoker", "traceml") for cell in _confused(runs, kind, who)]
+        lines.append(f"| {kind} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _confused(runs: list[dict], kind: str, who: str) -> tuple[str, str]:
+    said = Counter(
+        other for row in runs for other in row[who]["kinds"] or ["no verdict"] if other not in row["injected"]
+    )
+    found = sum(kind in row[who]["kinds"] for row in runs)
+    return str(found), ", ".join(f"{other} {count}" for other, count in said.items())
+
+
+def scenario_runs() -> str:
+    """Every scenario, with what each watcher said in its own words."""
+    report = newest("scenarios")
+    lines = ["| scenario | injected | stoker | traceml-ai | right |", "|---|---|---|---|---|"]
+    for name, row in report["scenarios"].items():
+        ours, theirs = row["stoker"], row["traceml"]
+        right = [
+            label
+            for label, got in (("stoker", ours), ("traceml-ai", theirs))
+            if sorted(got["kinds"]) == sorted(row["injected"])
+        ]
+        injected = ", ".join(row["injected"]) + (f" ({' or '.join(row['causes'])})" if row["causes"] else "")
+        words = theirs.get("verdict", "no summary").lower().replace("_", " ")
+        lines.append(f"| {name} | {injected} | {_said(ours)} | {words} | {_both(right)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _said(ours: dict) -> str:
+    kinds = list(ours["kinds"])
+    if kinds and ours.get("cause"):
+        kinds[0] += f" ({ours['cause']})"
+    return ", ".join(kinds) or "no verdict"
+
+
+def _both(right: list[str]) -> str:
+    return "both" if len(right) == 2 else "".join(right) or "neither"

@@ -1,0 +1,1 @@
+"""Checkpoints that others made: recognised by their files, read lazily, imported."""

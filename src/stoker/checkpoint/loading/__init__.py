@@ -1,0 +1,1 @@
+"""Load matching: what a checkpoint has and what the objects want; names, shapes, dtypes; one report."""

@@ -1,0 +1,180 @@
+"""Host code: time in the user's own code, outside every span, by what it does and on which line.
+
+How long the loop was outside every span is measured; what it did there is what looks at its stack saw. So a
+share is never a count of samples alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.diagnose import remedies
+from stoker.diagnose.features import Features
+from stoker.diagnose.thresholds import at
+from stoker.diagnose.verdicts import Abstention, known, percent, priced
+from stoker.findings import Finding
+from stoker.recording import Seen
+
+KIND = "host_code"
+_DOES = {
+    "logging": "logging",
+    "metrics": "computing metrics",
+    "output": "printing",
+    "io": "waiting for files or sockets",
+    "gc": "collecting garbage",
+    "lock": "waiting for a lock or a queue",
+    "optimizer": "updating weights by code of its own",
+    "other": "in code of its own",
+}
+_CAUSES = ("logging", "metrics", "output", "gc", "gil", "io", "optimizer")  # everything else is "other"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """One thing the loop does outside every span: its share of the judged time, its lines, longest first."""
+
+    what: str
+    share: float
+    looks: int
+    lines: tuple[str, ...]
+
+
+def host_code(features: Features) -> Finding | Abstention:
+    """The loop is in the program's own code, and the card has nothing to do meanwhile."""
+    if not features.loop.steps or not features.stacks.seen:
+        return Abstention(kind=KIND, why="nobody looked at the loop's stack")
+    found = [one for one in (*outside(features), *_gc(features), *_held(features)) if _costs(one)]
+    if not found:
+        return Abstention(kind=KIND, why="the program's own code takes little of the time")
+    worst = max(found, key=lambda one: one.share)
+    cause = worst.what if worst.what in _CAUSES else "other"
+    lost = lost_to(features, worst.share)
+    where = f" in {worst.lines[0]}" if worst.lines else ""
+    return priced(
+        features,
+        KIND,
+        cause=cause,
+        share=lost,
+        speedup=speedup_without(features, lost),
+        confidence=0.9 if worst.looks >= 20 else 0.75,
+        summary=_summary(worst, where),
+        evidence=tuple(_evidence(worst, found)),
+        remedy=remedies.host_code(cause),
+    )
+
+
+def outside(features: Features) -> list[Spent]:
+    """What the loop did outside every span, and in its own optimizer."""
+    seen, total = features.stacks.seen, features.stacks.seconds
+    unseen = [one for one in seen if not one.inside]
+    looked = sum(one.seconds for one in unseen)
+    share = features.loop.unattributed + features.loop.stood
+    found = (
+        [_spent(what, unseen, share / looked) for what in {one.what for one in unseen}] if looked > 0 else []
+    )
+    own = [one for one in seen if one.inside == "optimizer" and one.what != "compute"]
+    working = 1.0 - features.loop.share["startup"]
+    return [
+        *(one for one in found if one.what not in ("batch", "compute", "optimizer")),
+        *_merged(
+            "optimizer",
+            [one for one in found if one.what == "optimizer"],
+            own,
+            working / total if total else 0.0,
+        ),
+    ]
+
+
+def own_batches(features: Features) -> Spent | None:
+    """Batches that the loop makes itself, outside every loader."""
+    unseen = [one for one in features.stacks.seen if not one.inside]
+    looked = sum(one.seconds for one in unseen)
+    if not looked or not any(one.what == "batch" for one in unseen):
+        return None
+    return _spent("batch", unseen, (features.loop.unattributed + features.loop.stood) / looked)
+
+
+def line_in(features: Features, kind: str) -> str:
+    """The line of the program that most of the time inside spans of this kind is spent in, if it is one."""
+    rows = [one for one in features.stacks.seen if one.inside == kind]
+    total = sum(one.seconds for one in rows)
+    worst = max(rows, key=lambda one: one.seconds, default=None)
+    return worst.line if worst and worst.seconds >= 0.3 * total and worst.looks >= 3 else ""
+
+
+def lost_to(features: Features, share: float) -> float:
+    """What time on the host costs the card: while it works off what was queued, nothing."""
+    card = features.card
+    return share if card is None or not known(card.util) else max(min(share, 1.05 - card.util / 100), 0.0)
+
+
+def speedup_without(features: Features, lost: float) -> float:
+    """What steps gain: start-up and the end of a recording are paid once."""
+    return 1 / (1 - min(lost / max(features.loop.stepping, lost, 0.01), 0.999))
+
+
+def _spent(what: str, rows: list[Seen], share_a_second: float) -> Spent:
+    mine = sorted((one for one in rows if one.what == what), key=lambda one: -one.seconds)
+    return Spent(
+        what=what,
+        share=sum(one.seconds for one in mine) * share_a_second,
+        looks=sum(one.looks for one in mine),
+        lines=tuple(one.line for one in mine if one.line),
+    )
+
+
+def _merged(what: str, found: list[Spent], own: list[Seen], share_a_second: float) -> list[Spent]:
+    """A hand-written update outside every span, or an optimizer of the user's own inside one."""
+    inside = sorted(own, key=lambda one: -one.seconds)
+    share = sum(one.share for one in found) + sum(one.seconds for one in inside) * share_a_second
+    lines = (*(line for one in found for line in one.lines), *(one.line for one in inside))
+    looks = sum(one.looks for one in found) + sum(one.looks for one in inside)
+    return [Spent(what=what, share=min(share, 0.999), looks=looks, lines=lines)] if looks else []
+
+
+def _costs(one: Spent) -> bool:
+    least = {"other": at("other_code"), "lock": at("other_code"), "optimizer": at("own_optimizer")}
+    return one.share >= least.get(one.what, at("host_code")) and (
+        one.looks >= at("looks") or one.what == "gc"
+    )
+
+
+def _gc(features: Features) -> list[Spent]:
+    """Collections that nobody asked for run inside whatever allocates: they are counted, not seen."""
+    stacks = features.stacks
+    share = stacks.gc_s / stacks.seconds if stacks.seconds > 0 else 0.0
+    asked = next((one for one in outside(features) if one.what == "gc"), None)
+    lines = asked.lines if asked else ()
+    if stacks.gc_count < at("collections"):
+        return []
+    return [Spent(what="gc", share=min(share, 0.999), looks=stacks.gc_count, lines=lines)]
+
+
+def _held(features: Features) -> list[Spent]:
+    """Another thread holds the interpreter: looks come late, the loop neither runs nor waits for a core."""
+    stacks, host = features.stacks, features.host
+    if host is None or not stacks.looks or stacks.late < at("held") * stacks.looks or not stacks.threads:
+        return []
+    line, count = max(stacks.threads.items(), key=lambda item: item[1])
+    if count < at("held") * stacks.late:
+        return []
+    waits = sum(features.loop.share[name] for name in ("data", "collective", "checkpoint", "startup", "copy"))
+    share = 1.0 - host.trainer_cpu - max(host.rank_delay, 0.0) - waits
+    return [Spent(what="gil", share=share, looks=count, lines=(line,))] if share == share else []
+
+
+def _summary(worst: Spent, where: str) -> str:
+    if worst.what == "gil":
+        lost = f"the loop waits for it {percent(worst.share)} of the time"
+        return f"another thread holds the interpreter{where}: {lost}"
+    return f"the loop is not training but {_DOES[worst.what]} {percent(worst.share)} of the time{where}"
+
+
+def _evidence(worst: Spent, found: list[Spent]) -> list[str]:
+    lines = [f"seen in {line}" for line in dict.fromkeys(worst.lines[:3])]
+    also = [one for one in found if one is not worst and one.what != "gil"]
+    return [
+        f"{percent(worst.share)} of the time, {worst.looks} looks at the loop's stack",
+        *lines,
+        *(f"and {percent(one.share)} of the time {_DOES[one.what]}" for one in also),
+    ]

@@ -1,1 +1,0 @@
-"""Readings of a machine from outside the job: cores, memory, disks, network mounts, processes, cards."""

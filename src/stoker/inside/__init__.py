@@ -1,5 +1,0 @@
-"""Inside a watched training process: how we get in (boot), where torch is hooked (hooks), the rest (probe).
-
-Standard library only, so that it works in any environment torch works in; a failure here switches a part off
-and never stops the program.
-"""

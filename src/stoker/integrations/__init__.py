@@ -1,0 +1,1 @@
+"""stoker inside other people's training loops: Hugging Face's Trainer, Lightning."""

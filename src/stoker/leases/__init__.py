@@ -1,1 +1,0 @@
-"""Who works on a thing, decided without locks."""

@@ -1,0 +1,1 @@
+"""Batch assembly from chunks: token windows, padded or packed documents, WebDataset samples."""

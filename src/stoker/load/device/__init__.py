@@ -1,0 +1,1 @@
+"""Host-to-device transfer: streams, pinned memory, batches gathered on the card."""

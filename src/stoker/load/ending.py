@@ -1,0 +1,57 @@
+"""What a loader hands over to finalizers and threads: functions that know nothing of the loader, which would
+live as long as they do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from stoker.errors import require
+from stoker.load.assembly.rows import Batch
+from stoker.load.build import Engine
+from stoker.load.parts import AnyDataset
+from stoker.load.prefetch.pipeline import Group, Readers
+
+
+class Pipeline(Protocol):
+    """Hands over groups; the consumer calls both from one thread."""
+
+    @property
+    def is_behind(self) -> bool: ...
+    def next(self) -> Group: ...
+    def close(self) -> None: ...
+
+
+def resizer(readers: Readers, engine: Engine) -> Callable[[int], None]:
+    """Knows nothing of the loader, which would live as long as its thread."""
+
+    def resize(threads: int) -> None:
+        readers.resize(threads)
+        engine.read_with(threads)
+
+    return resize
+
+
+def finisher(output: str) -> Callable[[Batch], Batch]:
+    if output == "numpy":
+        return lambda batch: batch
+    require("torch", extra="torch", otherwise="output='numpy'")
+    from stoker.load.device.streams import as_tensors  # the one home of torch
+
+    return as_tensors
+
+
+def close_here(pipeline: Pipeline, pid: int) -> None:
+    """Not in a forked child: a lock may have been held in the parent, whose threads and workers they are."""
+    if os.getpid() == pid:
+        pipeline.close()
+
+
+def close_parts(readers: Readers, datasets: Sequence[AnyDataset], close_engine: Callable[[], None]) -> None:
+    readers.shutdown()
+    close_engine()
+    for dataset in datasets:
+        with suppress(OSError):
+            dataset.reader.close()

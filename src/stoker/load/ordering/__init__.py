@@ -1,0 +1,1 @@
+"""Sample order (shuffle, sharding over ranks, blending, packing), computed: pure."""

@@ -1,0 +1,1 @@
+"""Verified reads: shards as samples and chunks of bytes whose checksums hold."""

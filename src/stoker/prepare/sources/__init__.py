@@ -1,0 +1,1 @@
+"""Input formats: raw data, whatever it comes in, as blocks of documents."""

@@ -1,0 +1,243 @@
+"""Input discovery: from files, folders, globs and URLs to a sorted list of sources, cut into splits."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from stoker.errors import UnreadableError, UsageError
+from stoker.formats.sizes import counted
+from stoker.prepare.sources import tables
+from stoker.prepare.sources.documents import Piece, Source
+from stoker.storage import (
+    Entry,
+    is_local,
+    join_url,
+    local_path,
+    named_errors,
+    open_store,
+    split_url,
+    url_scheme,
+)
+
+_KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".md": "text",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".tar": "webdataset",
+}
+_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+_GLOB_MARKS = set("*?[")
+_KINDS_SHOWN = 5
+
+
+def discover(
+    names: Sequence[str],
+    *,
+    lines: bool = False,
+    split: str = "train",
+    out: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Source]:
+    """Every source behind these names, each once, in the order of the names and then of the paths. What
+    is made in `out` is no source of the folder around it; files of no known kind are told to `say`."""
+    sources: dict[tuple[str, str], Source] = {}
+    look = _Look(lines=lines, split=split, out=_absolute(out), say=say)
+    for name in names:
+        with named_errors("read", name):
+            found = _behind(name, look)
+        if not found:
+            raise UnreadableError(f"{name} holds nothing to read", hint=f"it may hold {_readable()} files")
+        sources.update({(source.url, source.part): source for source in found})
+    return list(sources.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    """How to look at a name."""
+
+    lines: bool
+    split: str
+    out: str
+    say: Callable[[str], None]
+
+
+def cut(sources: Sequence[Source], *, split_bytes: int) -> list[tuple[Piece, ...]]:
+    """Pieces of about `split_bytes`, packed into splits: a large source is cut, small ones share."""
+    splits: list[tuple[Piece, ...]] = []
+    pending: list[Piece] = []
+    pending_bytes = 0
+    for number, source in enumerate(sources):
+        parts = max(1, min(source.units, round(source.bytes / split_bytes)))
+        bounds = [source.units * part // parts for part in range(parts + 1)]
+        for start, stop in itertools.pairwise(bounds):
+            pending.append(Piece(source=number, start=start, stop=stop))
+            pending_bytes += source.bytes // parts
+            if pending_bytes >= split_bytes * 3 // 4:
+                splits.append(tuple(pending))
+                pending, pending_bytes = [], 0
+    if pending:
+        splits.append(tuple(pending))
+    return splits
+
+
+def _behind(name: str, look: _Look) -> list[Source]:
+    if url_scheme(name) == "hf":
+        return tables.hub_sources(name.removeprefix("hf://"), look.split)
+    if is_local(name):
+        path = local_path(name).absolute()  # tasks may run in another folder, or on another machine
+        if _is_there(path) and path.is_dir():
+            if tables.is_saved_dataset(path):
+                return tables.saved_sources(path, look.split)
+            return _folder(str(path), _entries_below(path), look)
+        if _is_there(path):
+            return _sources(*_one_file(str(path)), look)
+        if _GLOB_MARKS & set(str(path)):
+            matches = sorted(glob.glob(str(path), recursive=True))
+            return [
+                source for match in matches if not Path(match).is_dir() for source in _behind(match, look)
+            ]
+        raise UnreadableError(f"{name} does not exist", hint="check the path, and quote globs with **")
+    return _remote(name, look)
+
+
+def _absolute(url: str) -> str:
+    return str(local_path(url).absolute()) if url and is_local(url) else url.rstrip("/")
+
+
+def _folder(base: str, entries: list[Entry], look: _Look) -> list[Source]:
+    """What a folder or prefix holds, without what is hidden in it, and without what we make there."""
+    base = base.rstrip("/")
+    if base == look.out:
+        raise UsageError(
+            f"{base} is a source and --out at once", hint="choose another --out; it may be a folder inside"
+        )
+    seen = [
+        entry
+        for entry in entries
+        if not any(part.startswith(".") for part in entry.path.split("/"))
+        and not (look.out and join_url(base, entry.path).startswith(f"{look.out}/"))
+    ]
+    unknown = [entry.path for entry in seen if not _kind(entry.path)]
+    if unknown:
+        kinds = sorted({Path(path).suffix or Path(path).name for path in unknown})
+        some = ", ".join(kinds[:_KINDS_SHOWN]) + (", ..." if len(kinds) > _KINDS_SHOWN else "")
+        look.say(f"{base}: {counted(len(unknown), 'file')} of no known kind left out ({some})")
+    return _sources(base, [entry for entry in seen if _kind(entry.path)], look)
+
+
+def _entries_below(root: Path) -> list[Entry]:
+    store = open_store(root)
+    return [store.stat(path.relative_to(root).as_posix()) for path in _files_below(root)]
+
+
+def _files_below(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """Every file, also behind links to folders: datasets are often gathered with those. A link to a
+    folder that it lies in is not followed again."""
+    facts = folder.stat()
+    here = (facts.st_dev, facts.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files_below(Path(entry.path), (*above, here))
+        else:
+            yield Path(entry.path)
+
+
+def _is_there(path: Path) -> bool:
+    """Unlike Path.exists, this tells a missing file from one behind a closed folder."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _remote(name: str, look: _Look) -> list[Source]:
+    if _GLOB_MARKS & set(name):
+        fixed = name[: min(name.index(mark) for mark in _GLOB_MARKS if mark in name)].rpartition("/")[0]
+        pattern = name.removeprefix(fixed).lstrip("/")
+        entries = [entry for entry in open_store(fixed).list() if _matches(entry.path, pattern)]
+        return _sources(fixed, entries, look)
+    if _kind(name):
+        return _sources(*_one_file(name), look)
+    return _folder(name, list(open_store(name).list()), look)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """As a shell has it, and glob for local files: a star stays in its folder, two stars do not."""
+    wanted, _, deeper = pattern.partition("/")
+    name, _, rest = path.partition("/")
+    if wanted == "**":
+        return not deeper or _matches(path, deeper) or (bool(rest) and _matches(rest, pattern))
+    return bool(rest) == bool(deeper) and fnmatchcase(name, wanted) and (not rest or _matches(rest, deeper))
+
+
+def _one_file(url: str) -> tuple[str, list[Entry]]:
+    folder, path = split_url(url)
+    return folder, [open_store(folder).stat(path)]
+
+
+def _sources(base: str, entries: list[Entry], look: _Look) -> list[Source]:
+    sources = []
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        url = join_url(base, entry.path)
+        kind, compression = _kind(entry.path), _compression(entry.path)
+        if not kind:
+            raise UnreadableError(
+                f"{url}: cannot tell what kind of file this is", hint=f"use {_readable()} names"
+            )
+        sources.append(
+            Source(
+                url=url,
+                kind=kind,
+                bytes=entry.bytes,
+                units=_units(url, kind, compression, entry.bytes, look.lines),
+                version=entry.version,
+                compression=compression,
+            )
+        )
+    return sources
+
+
+def _units(url: str, kind: str, compression: str, size: int, lines: bool) -> int:
+    if kind in ("parquet", "arrow") and not compression:
+        return tables.units(url, kind)
+    if not compression and (kind == "jsonl" or (kind == "text" and lines)):
+        return max(1, size)
+    return 1
+
+
+def _kind(path: str) -> str:
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
+    return _KINDS.get(Path(plain).suffix, "")
+
+
+def _compression(path: str) -> str:
+    return _COMPRESSIONS.get(Path(path).suffix.lower(), "")
+
+
+def _readable() -> str:
+    return ", ".join(_KINDS) + " (also .gz, .zst)"
+
+
+def check_reading(sources: Sequence[Source], *, lines: bool) -> None:
+    """`--lines` is about text files: refuse it where it would do nothing."""
+    if lines and not any(source.kind == "text" for source in sources):
+        raise UsageError("--lines was given, but no source is a .txt file", hint="leave --lines out")

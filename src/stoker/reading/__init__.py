@@ -1,1 +1,0 @@
-"""Shards as samples and chunks of verified bytes."""

@@ -1,1 +1,0 @@
-"""A checkpoint as files: what lies where, written, committed, read, verified, kept. No torch."""

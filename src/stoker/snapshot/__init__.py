@@ -1,1 +1,0 @@
-"""The state of a training loop: flattened, planned, copied to host memory, and read back into place."""

@@ -1,1 +1,0 @@
-"""Raw data, whatever it comes in, as blocks of documents."""

@@ -1,0 +1,1 @@
+"""Cache folder: its index, free space and eviction, and the pins of who reads."""

@@ -1,0 +1,1 @@
+"""Leases and fencing: who works on a thing, decided without locks."""

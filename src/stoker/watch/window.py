@@ -1,0 +1,73 @@
+"""Time-limited run: a command is ended when it has stepped for long enough, and what it started with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.processes import environ_of, lives
+from stoker.watch.inside.boot import VARIABLE
+from stoker.watch.runs.batches import SETTLE
+from stoker.watch.runs.columns import read_ring
+from stoker.watch.runs.files import node_name
+from stoker.watch.sampler import trainers
+
+_LOOK_S = 0.1
+_LEAST = 5  # steps to measure, where they are longer than the window
+_GRACE_S = 60.0  # what a job may take to save and leave; torchrun alone gives its workers 30
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Window:
+    """Asked by `watch` about the command it waits for, from its thread."""
+
+    def __init__(self, folder: Path, *, seconds: float) -> None:
+        self._folder, self._seconds = folder, seconds
+        self._over_at: float | None = None
+        self.interrupted = False  # somebody else has ended the command: no other is to follow
+
+    @property
+    def over(self) -> bool:
+        """Has the command been told to end?"""
+        return self._over_at is not None
+
+    def look(self, pid: int) -> float:
+        """End the command where it is time; gives the seconds until the next look."""
+        now = time.monotonic()
+        if self._over_at is None:
+            if self._lasted():
+                self._over_at = now
+                os.kill(pid, signal.SIGTERM)
+        elif now > self._over_at + _GRACE_S:
+            os.kill(pid, signal.SIGKILL)
+        return _LOOK_S
+
+    def passed_on(self, number: int) -> None:
+        self.interrupted = self.interrupted or number in _INTERRUPTS
+
+    def close(self) -> None:
+        """A shell that is told to end leaves its children to themselves, and they would train on beside the
+        next run: end them too. Safe twice."""
+        left = [pid for pid in trainers(self._folder, node_name()) if self._started(pid)] if self.over else []
+        for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, 5.0)):
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline = time.monotonic() + grace_s
+            while left and time.monotonic() < deadline:
+                time.sleep(_LOOK_S / 10)
+                left = [pid for pid in left if lives(pid)]
+
+    def _lasted(self) -> bool:
+        return any(self._stepped(path) for path in self._folder.glob("steps-*.ring"))
+
+    def _stepped(self, path: Path) -> bool:
+        ends = read_ring(path).records["end"]
+        return len(ends) >= SETTLE + _LEAST and float(ends[-1] - ends[SETTLE - 1]) >= self._seconds
+
+    def _started(self, pid: int) -> bool:
+        """Is this process of the run? The number in a file may be that of a stranger in another container."""
+        return lives(pid) and environ_of(pid).get(VARIABLE) == str(self._folder.absolute())

@@ -1,1 +1,0 @@
-"""Bytes of remote files, over plain HTTP connections."""

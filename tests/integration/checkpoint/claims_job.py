@@ -1,0 +1,256 @@
+"""Ranks that do not hold what they say, or do not mean the same.
+
+claims_job.py FOLDER SCENE     prints what every rank saw
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from forked import run_ranks
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn.parallel import DistributedDataParallel
+
+from stoker.checkpoint.agree import Rounds
+from stoker.checkpoint.checkpointer import Checkpointer
+from stoker.errors import StokerError
+from stoker.world import World
+
+Rounds.slab_bytes = 2048
+
+
+def said_by(work: Any) -> str:
+    try:
+        work()
+    except StokerError as error:
+        return error.message
+    return ""
+
+
+def opened(folder: Path, world: World, **options: Any) -> Checkpointer:
+    return Checkpointer(folder / "run", timeout_s=60, world=world, **options)
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "run").glob("*/part-*"))
+
+
+def steps_differ(folder: Path, world: World) -> Any:
+    with opened(folder, world) as checkpointer:
+        said = said_by(lambda: checkpointer.save(10 - world.rank, state={"w": torch.ones(3)}))
+        checkpointer.save(11, state={"w": torch.ones(3)})  # and they go on together
+        checkpointer.wait()
+        return {"said": said, "step": checkpointer.latest().step}
+
+
+def objects_differ(folder: Path, world: World) -> Any:
+    given = {"state": {"w": torch.ones(3)}} | ({"more": 1} if world.rank else {})
+    with opened(folder, world) as checkpointer:
+        said = [said_by(lambda: checkpointer.save(1, **given))]
+        checkpointer.save(1, state={"w": torch.ones(3)}, more=1)
+        checkpointer.wait()
+        said.append(said_by(lambda: checkpointer.restore(**given)))
+        said.append(said_by(lambda: checkpointer.restore(strict=bool(world.rank), more=1)))
+    return {"said": said}
+
+
+def options_differ(folder: Path, world: World) -> Any:
+    with opened(folder, world, keep=world.rank) as checkpointer:
+        return {"said": said_by(lambda: checkpointer.save(1, state={"w": torch.ones(3)}))}
+
+
+def replicas_differ(folder: Path, world: World) -> Any:
+    """A DTensor that says it is the same everywhere, and is not."""
+    mesh = init_device_mesh("cpu", (world.size,))
+    state = {"w": DTensor.from_local(torch.full((40, 40), float(world.rank)), mesh, [Replicate()])}
+    with opened(folder, world) as checkpointer:
+        said = said_by(lambda: checkpointer.save(1, state=state))
+        files = written(folder)
+    dist.barrier()
+    with Checkpointer(folder / "first", timeout_s=60, world=world, replicas="first") as checkpointer:
+        checkpointer.save(1, state=state)
+        checkpointer.wait()
+        values = checkpointer.load()["state"]["w"].unique().tolist()
+    return {"said": said, "files": files, "values": values}
+
+
+def partial_sums(folder: Path, world: World) -> Any:
+    mesh = init_device_mesh("cpu", (world.size,))
+    state = {"w": DTensor.from_local(torch.ones(4), mesh, [Partial()])}
+    with opened(folder, world) as checkpointer:
+        return {"said": said_by(lambda: checkpointer.save(1, state=state)), "files": written(folder)}
+
+
+def generators_part(folder: Path, world: World) -> Any:
+    """Alike at the first save, and no longer at the second."""
+    generator, loader = torch.Generator().manual_seed(3), {"seen": 0}
+    report = {}
+    with opened(folder, world) as checkpointer:
+        for step in (1, 2, 3):
+            loader = {"seen": step + 10 * world.rank, "generator": generator.get_state()}
+            checkpointer.save(step, loader=loader, model=torch.nn.Linear(2, 2, device="cpu"))
+            checkpointer.wait()
+            names = sorted(
+                {piece.box.name for _, piece in checkpointer.latest().pieces() if "loader" in piece.box.name}
+            )
+            report[step] = names
+            torch.rand(3 + world.rank, generator=generator)
+        back = {"seen": -1, "generator": torch.zeros_like(loader["generator"])}
+        checkpointer.restore(loader=back)
+    equal = torch.equal(back["generator"], loader["generator"])
+    return {"names": report, "equal": equal, "seen": back["seen"]}
+
+
+def buffers_part(folder: Path, world: World) -> Any:
+    """The running means of DDP's batch norms: each rank has its own, the first one's are those that count."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+    torch.manual_seed(world.rank)
+    model(torch.randn(8, 4)).sum().backward()
+    mine = model.module[1].running_mean.clone()
+    with opened(folder, world) as checkpointer:
+        checkpointer.save(1, model=model)
+        checkpointer.wait()
+        model.module[1].running_mean.zero_()
+        checkpointer.restore(model=model)
+    if world.rank == 0:
+        torch.save(mine, folder / "first.pt")
+    dist.barrier()
+    alone = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    if world.rank == 0:
+        with Checkpointer(folder / "run", world=World()) as checkpointer:
+            checkpointer.restore(model=alone)
+    first = torch.load(folder / "first.pt")
+    return {
+        "own": torch.equal(model.module[1].running_mean, mine),
+        "differs": world.rank == 0 or not torch.equal(mine, first),
+        "alone": world.rank > 0 or torch.equal(alone[1].running_mean, first),
+    }
+
+
+def parameters_part(folder: Path, world: World) -> Any:
+    """Replicas that drifted, or stages with equal names: the first rank is warned, once."""
+    torch.manual_seed(world.rank)
+    model = torch.nn.Linear(4, 4)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with opened(folder, world) as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step, model=model)
+    return {"said": [str(one.message) for one in seen]}
+
+
+def stages(folder: Path, world: World) -> Any:
+    """A pipeline whose stages have names of their own: each restores its part, strictly."""
+
+    def make(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        layers = torch.nn.ModuleDict({f"layer{at}": torch.nn.Linear(4, 4) for at in range(4)})
+        mine = torch.nn.ModuleDict(
+            {name: one for at, (name, one) in enumerate(layers.items()) if at % world.size == world.rank}
+        )
+        optimizer = torch.optim.AdamW(mine.parameters())
+        for parameter in mine.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return mine, optimizer
+
+    model, optimizer = make(1)
+    other, back = make(2)
+    with opened(folder, world) as checkpointer:
+        checkpointer.save(1, model=model, optimizer=optimizer)
+        report = checkpointer.restore(model=other, optimizer=back).report
+        gone = said_by(lambda: checkpointer.restore(model=torch.nn.ModuleDict()))
+        left = checkpointer.restore(model=torch.nn.ModuleDict(), strict=False).report
+    equal = all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    pairs = zip(optimizer.state.values(), back.state.values(), strict=True)
+    return {
+        "equal": equal and all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in pairs),
+        "report": [len(report.restored), len(report.unexpected), len(report.missing)],
+        "gone": gone,
+        "left": len(left.unexpected),
+    }
+
+
+def fsdp1(folder: Path, world: World) -> Any:
+    """In every mode: refused by name, before a byte is written."""
+    said, files = [], []
+    for at, options in enumerate(({}, {"use_orig_params": True})):
+        warnings.simplefilter("ignore")
+        model = FullyShardedDataParallel(torch.nn.Linear(6, 6), device_id=torch.device("cpu"), **options)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for kind in (
+            StateDictType.FULL_STATE_DICT,
+            StateDictType.SHARDED_STATE_DICT,
+            StateDictType.LOCAL_STATE_DICT,
+        ):
+            FullyShardedDataParallel.set_state_dict_type(model, kind)
+            for given in (
+                {"model": model, "optimizer": optimizer},
+                {"optimizer": optimizer},
+                {"model": torch.nn.Sequential(model)},
+            ):
+                with Checkpointer(folder / "run", timeout_s=60, world=world) as checkpointer:
+                    said.append(said_by(lambda given=given, ck=checkpointer: ck.save(at, **given)))  # noqa: B023
+                files += written(folder)
+                dist.barrier()
+    return {"said": said, "files": files}
+
+
+def fsdp1_by_torch(folder: Path, world: World) -> Any:
+    """What the refusal advises: torch gathers the state, and sets it again."""
+    warnings.simplefilter("ignore")
+    whole = StateDictOptions(full_state_dict=True)
+
+    def made(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(6, 7), device_id=torch.device("cpu"), use_orig_params=True
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model(torch.ones(6)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    one, other = made(1), made(2)
+    with opened(folder, world) as checkpointer:
+        model, optimizer = get_state_dict(*one, options=whole)
+        checkpointer.save(1, model=model, optimizer=optimizer)
+        model, optimizer = get_state_dict(*other, options=whole)
+        checkpointer.restore(model=model, optimizer=optimizer)
+        set_state_dict(*other, model_state_dict=model, optim_state_dict=optimizer, options=whole)
+    wanted, found = (get_state_dict(*some, options=whole) for some in (one, other))
+    slots = [state["state"]["weight"]["exp_avg"] for _, state in (wanted, found)]
+    return {"equal": torch.equal(wanted[0]["weight"], found[0]["weight"]) and torch.equal(*slots)}
+
+
+ALL = (steps_differ, objects_differ, options_differ, replicas_differ, partial_sums)
+ALL += (generators_part, buffers_part, parameters_part, stages, fsdp1, fsdp1_by_torch)
+SCENES = {one.__name__: one for one in ALL}
+
+
+def main() -> None:
+    for scene in sys.argv[2:]:
+        folder = Path(sys.argv[1]) / scene
+        folder.mkdir(parents=True)
+
+        def act(world: World, folder: Path = folder, scene: str = scene) -> None:
+            report = SCENES[scene](folder, world)
+            (folder / f"rank-{world.rank}.json").write_text(json.dumps(report))
+
+        codes = run_ranks(2, act, store=f"{folder}/store")
+        ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        print("SCENE", json.dumps({"scene": scene, "codes": codes, "ranks": ranks}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A budget smaller than what a node reads: what is fetched is next to the least that can be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+from small_datasets import make_tokens
+
+import stoker
+from stoker.errors import CacheFullError
+from stoker.stage import fetch
+from stoker.stage.foresight import fetched_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.integration
+
+SHARDS = 8
+OPTIONS = {"device": "cpu", "batch_size": 64, "seq_len": 1024}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokens(tmp_path_factory.mktemp("large") / "corpus", [[4_600_000]] * SHARDS)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counted: list[int] = []
+    count = fetch._Fetch._count
+
+    def counting(self: fetch._Fetch, size: int) -> None:
+        counted.append(size)
+        count(self, size)
+
+    monkeypatch.setattr(fetch._Fetch, "_count", counting)
+    return counted
+
+
+def shard_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.bin"))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
+def test_an_epoch_fetches_the_least_that_its_order_allows(
+    share: float, large: Path, tmp_path: Path, fetched: list[int]
+) -> None:
+    budget = int(shard_bytes(large) * share)
+    with warnings.catch_warnings(), stoker.Cache(tmp_path / "c", budget=budget, refetch=1000) as cache:
+        warnings.simplefilter("ignore")
+        near = cache.at(str(large))
+        with stoker.feed(near, **OPTIONS) as feeder, stoker.feed(large, **OPTIONS) as plain:
+            near.prefetch(feeder.loader.files_in_order())
+            for mine, theirs in zip(feeder, plain, strict=True):
+                assert (mine["input_ids"] == theirs["input_ids"]).all()
+        sizes = {unit.key: unit.bytes for unit in near.units}
+        least = fetched_bytes(near.foresight.uses, sizes, budget=budget)
+    assert sum(fetched) <= 1.1 * least
+
+
+def test_what_would_thrash_is_refused_and_says_how_much(large: Path, tmp_path: Path) -> None:
+    budget = int(shard_bytes(large) * 0.5)
+    with (
+        stoker.Cache(tmp_path / "c", budget=budget) as cache,
+        pytest.raises(CacheFullError, match=r"will fetch .* times its .*: the budget is") as caught,
+    ):
+        stoker.feed(str(large), cache=cache, **OPTIONS)
+    assert "refetch=" in caught.value.hint
+
+
+def test_in_disk_order_each_file_comes_once_through_a_third_of_the_room(
+    large: Path, tmp_path: Path, fetched: list[int]
+) -> None:
+    with (
+        stoker.Cache(tmp_path / "c", budget=shard_bytes(large) // 3) as cache,
+        stoker.feed(str(large), cache=cache, shuffle="off", **OPTIONS) as feeder,
+    ):
+        assert sum(1 for _ in feeder) == len(feeder)
+    assert sum(fetched) <= 1.5 * shard_bytes(large)  # at its end the loader reads ahead into the next epoch

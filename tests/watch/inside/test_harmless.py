@@ -1,0 +1,117 @@
+"""What hooks must not do to the program they are in."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from stoker.recording import KINDS
+from stoker.watch import runs
+from stoker.watch.inside.collectives import hook_collectives
+from stoker.watch.inside.device import Copies
+from stoker.watch.inside.forward import Roots
+from stoker.watch.inside.hooks import _say_error_of_loader
+from stoker.watch.inside.probe import Probe
+from stoker.watch.inside.stalls import Stalls
+from stoker.watch.inside.switch import Switch, timed
+from stoker.watch.runs.columns import read_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Event:
+    """A card's event that counts how often it is asked."""
+
+    asked = 0
+
+    def __init__(self, **_: object) -> None: ...
+    def record(self) -> None: ...
+    def elapsed_time(self, _: object) -> float:
+        return 1.0
+
+    def query(self) -> bool:
+        Event.asked += 1
+        return True
+
+
+class Graph:
+    def capture_begin(self) -> None: ...
+    def capture_end(self) -> None: ...
+
+
+def test_no_event_is_asked_while_a_graph_is_captured(probe: Probe) -> None:
+    """That would break the capture, and the program with it."""
+    cuda = SimpleNamespace(
+        CUDAGraph=Graph, Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False,
+        current_stream=lambda: 0, default_stream=lambda: 0,
+    )  # fmt: skip
+    on_card = SimpleNamespace(is_cuda=True, nbytes=1 << 22)
+    copies = Copies(probe, SimpleNamespace(cuda=cuda))
+    copy = copies.watched(lambda tensor, *_, **__: on_card, Switch(probe, "Tensor.to"))
+    on_host, graph = SimpleNamespace(is_cuda=False, nbytes=1 << 22), Graph()
+    graph.capture_begin()
+    copy(on_host, "cuda", non_blocking=True)
+    assert Event.asked == 0
+    graph.capture_end()
+    copy(on_host, "cuda", non_blocking=True)
+    assert Event.asked == 1
+
+
+def test_the_allocator_is_that_of_the_card_the_loop_uses(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's current card is the first one."""
+    allocated = [0, 0, 0, 7 << 30]
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True, device_count=lambda: 4, memory_allocated=lambda card: allocated[card],
+        memory_stats=lambda card=0: {"allocated_bytes.all.current": allocated[card]},
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    stalls = Stalls(probe, tmp_path / "memory-x.rows")
+    stalls._allocator(1.0)
+    probe.card = 2
+    stalls._allocator(10.0)
+    assert read_rows(tmp_path / "memory-x.rows", shift_s=0.0).columns["allocated"].tolist() == [7 << 30, 0]
+    stalls._memory.close()
+
+
+def test_an_error_without_a_text_goes_on_as_it_is(probe: Probe) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise TypeError("no text")
+
+    _say_error_of_loader(probe, Odd(), None)
+
+
+def test_ranks_that_a_program_starts_itself_are_those_of_its_group(probe: Probe, tmp_path: Path) -> None:
+    """torch.multiprocessing.spawn: nothing in the environment tells them apart."""
+    group: Any = SimpleNamespace(
+        init_process_group=lambda: None,
+        is_initialized=lambda: True,
+        get_rank=lambda: 3,
+        get_world_size=lambda: 4,
+    )
+    roots = Roots(probe)
+    hook_collectives(probe, roots, group)
+    group.init_process_group()
+    run = runs.read_recording(tmp_path)
+    assert ([rank.rank for rank in run.ranks], run.facts["world"], roots.ranks) == ([3], 4, 4)
+    assert np.isfinite(run.wall_s)
+
+
+def test_a_process_that_only_saves_leaves_no_files_and_its_save_is_told_when_it_trains(
+    tmp_path: Path,
+) -> None:
+    probe, saved = Probe(tmp_path), []
+    save = timed(probe, "checkpoint", saved.append, begins=False)
+    save(1)
+    assert (saved, list(tmp_path.iterdir())) == ([1], [])
+    probe.begin()
+    probe.close()
+    (rank,) = runs.read_recording(tmp_path).ranks
+    assert KINDS.index("checkpoint") in rank.spans.kind

@@ -1,0 +1,81 @@
+"""How a run ended, in one line."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker.watch.ending import ending
+from stoker.watch.exits import Exit
+from stoker.watch.inside.exceptions import say_exception
+from stoker.watch.inside.probe import Probe
+from stoker.watch.runs.files import Events, write_meta
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def end(folder: Path, status: int, *, oom_kills: int = 0) -> str:
+    return ending(status, folder=folder, pid=1 << 30, oom_kills=oom_kills).line
+
+
+def test_a_plain_end_is_its_code_or_signal(tmp_path: Path) -> None:
+    assert end(tmp_path, 0) == "exit 0"
+    assert end(tmp_path, 3) == "exit 3"
+    assert end(tmp_path, -signal.SIGSEGV) == "killed by SIGSEGV"
+
+
+def test_a_kill_for_memory_is_told_from_other_kills(tmp_path: Path) -> None:
+    assert end(tmp_path, -signal.SIGKILL, oom_kills=1) == "killed by SIGKILL: out of memory (cgroup)"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Bus error. It …", "loader worker killed by SIGBUS"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "loader worker killed by SIGKILL"),
+        ("train.py FAILED\n exitcode  : -11 (pid: 5)", "a process killed by SIGSEGV"),
+        ("out of  luck", "RuntimeError: out of luck"),
+    ],
+)  # fmt: skip
+def test_what_a_process_died_of_is_the_cause(tmp_path: Path, text: str, cause: str) -> None:
+    say_exception(Probe(tmp_path), RuntimeError(text))
+    assert end(tmp_path, 1) == f"exit 1: {cause}"
+
+
+def test_an_abort_after_a_hang_in_a_collective_names_it(tmp_path: Path) -> None:
+    Events(tmp_path / "events-a-1.jsonl").say("hang", "", in_collective=True, collective_op="all_reduce")
+    assert end(tmp_path, -signal.SIGABRT) == "killed by SIGABRT: hung in all_reduce"
+
+
+def test_the_rank_that_went_first_is_named_and_not_its_victims(tmp_path: Path) -> None:
+    for rank, pid in enumerate((10, 11, 12)):
+        write_meta(tmp_path / f"proc-a-{pid}.json", {"pid": pid, "rank": rank})
+    gone = [
+        Exit(pid=pid, t=t, status=status, worker=False) for pid, t, status in ((11, 5.0, -9), (10, 5.2, -15))
+    ]
+    found = ending(1, folder=tmp_path, pid=1 << 30, oom_kills=0, exits=gone)
+    assert (found.kind, found.cause, found.rank) == ("crashed", "signal", 1)
+    assert found.line == "exit 1: rank 1 killed by SIGKILL"
+
+
+def test_a_signal_from_outside_is_a_preemption_and_ctrl_c_an_interruption(tmp_path: Path) -> None:
+    for number, kind in ((signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")):
+        for status in (0, 1, -number):
+            found = ending(status, folder=tmp_path, pid=1 << 30, oom_kills=0, signals=[(1.0, number)])
+            assert found.kind == kind
+
+
+def test_an_exception_keeps_what_it_came_from(tmp_path: Path) -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as cause:
+            raise ValueError("outer") from cause
+    except ValueError as error:
+        say_exception(Probe(tmp_path), error)
+    found = ending(1, folder=tmp_path, pid=1 << 30, oom_kills=0)
+    assert (found.kind, found.cause, found.chain) == ("crashed", "exception", ("KeyError: 'inner'",))
+    assert "test_ending.py" in found.where

@@ -239,6 +239,7 @@ def test_another_node_goes_on_with_what_a_killed_fetcher_left(
         node.run(FETCH)
     doomed.run(f"child = begin_fetching({str(origin)!r}, {10 << 20})")
     while doomed.ask("landed_bytes()") < 20 << 20:
+        assert doomed.ask("child.poll()") is None
         time.sleep(0.05)
     doomed.run("child.kill(); child.wait()")
     successor.run(f"with Cache('/mnt/cache', ttl_s={TTL_S}) as cache: staged = stage({str(origin)!r}, cache)")

@@ -46,11 +46,10 @@ class Grounds:
     @classmethod
     def of(cls, folder: Path, *, shared: bool = False) -> Grounds:
         """The folder, made if need be; refused if others could write where they must not."""
-        made = _make(folder, _SHARED if shared else _PRIVATE)
+        _make(folder, _SHARED if shared else _PRIVATE)
         _check_link(folder)
         facts = folder.stat()
-        is_ours = made or facts.st_uid == os.geteuid()
-        mine = frozenset({os.geteuid()}) if is_ours else ids_in(folder)
+        mine = frozenset({os.geteuid()}) if facts.st_uid == os.geteuid() else ids_in(folder)
         if shared:
             _check_shared(folder, facts)
             grounds = cls(folder=folder, trusted=mine | {0, facts.st_uid}, mine=mine, shared=True)
@@ -224,15 +223,12 @@ def _is_link(part: str, handle: int) -> bool:
     return False
 
 
-def _make(folder: Path, mode: int) -> bool:
-    """Make the cache's own folder; whether it was not there."""
+def _make(folder: Path, mode: int) -> None:
+    """Make the cache's own folder if it is not there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with suppress(FileExistsError):
         folder.mkdir(mode=mode & 0o777)
-    except FileExistsError:
-        return False
-    folder.chmod(mode)
-    return True
+        folder.chmod(mode)
 
 
 def ids_in(folder: Path) -> frozenset[int]:

@@ -13,7 +13,8 @@ from stoker.stage.wire.answers import (
     total_bytes,
     version_of,
 )
-from stoker.stage.wire.http import Address, Answer
+from stoker.stage.wire.heads import Answer
+from stoker.stage.wire.http import Address
 
 URL = "s3://bucket/x"
 

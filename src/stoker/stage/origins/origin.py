@@ -19,7 +19,8 @@ from stoker.errors import AbsentError, DeniedError, StorageError, UsageError
 from stoker.stage.origins.content import HEAD_BYTES, check_content
 from stoker.stage.wire.answers import Busy, is_busy, range_line, refuse, total_bytes, version_of
 from stoker.stage.wire.client import Client, Exchange
-from stoker.stage.wire.http import Address, Answer, NetworkError, NetworkTimeout
+from stoker.stage.wire.heads import Answer
+from stoker.stage.wire.http import Address, NetworkError, NetworkTimeout
 from stoker.stage.wire.pace import backoff_s
 from stoker.storage import (
     Entry,

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 
 from stoker.errors import ChangedError, DeniedError, StorageError
-from stoker.stage.wire.http import Answer
+from stoker.stage.wire.heads import Answer
 
 _BUSY = frozenset((408, 425, 429, 500, 502, 503, 504, 509))
 _RETRY_AFTER_MOST_S = 60.0
@@ -88,10 +88,11 @@ def check_facts(answer: Answer, *, url: str, bytes: int, version: str, start: in
         raise changed(url, f"it was last modified {since} and had been {version}")
     if answer.status != 206:
         return
-    found = re.match(r"bytes (\d+)-", answer.headers.get("content-range", ""))
-    if found and int(found[1]) != start:
+    said = answer.headers.get("content-range", "")
+    found = re.match(r"bytes (\d+)-", said)
+    if not found or int(found[1]) != start:
         raise StorageError(
-            f"{url}: asked for byte {start:,} the server answered from byte {int(found[1]):,}",
+            f"{url}: asked for byte {start:,} the server answered with {said or 'it does not say which'}",
             hint="a cache or proxy between here and the server is broken: go around it",
         )
 

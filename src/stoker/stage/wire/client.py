@@ -14,7 +14,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from stoker.errors import StorageError
 from stoker.network import Proxies, certificates
-from stoker.stage.wire.http import CONNECT_TIMEOUT_S, HEAD_BYTES, Address, Answer, Connection, NetworkError
+from stoker.stage.wire.heads import Answer
+from stoker.stage.wire.http import CONNECT_TIMEOUT_S, HEAD_BYTES, Address, Connection, NetworkError
 
 if TYPE_CHECKING:
     import ssl
@@ -76,9 +77,13 @@ class Client:
         )
 
     def idle(self, endpoint: Endpoint) -> Connection | None:
-        with self._lock:
-            idle = self._idle.get(endpoint)
-            return idle.pop() if idle else None
+        while True:
+            with self._lock:
+                idle = self._idle.get(endpoint)
+                connection = idle.pop() if idle else None
+            if connection is None or connection.is_quiet():
+                return connection
+            connection.close()  # the server ended it, or says what nobody asked for
 
     def leave(self, endpoint: Endpoint, connection: Connection) -> None:
         """Keep it if its last answer was read to the end; it is of no more use otherwise."""

@@ -80,6 +80,18 @@ static const char *value_of(const char *line, const char *end, const char *name,
     return line;
 }
 
+/* Whether a header line has a name and nothing odd about it: others might read odd ones in another way. */
+static int is_field(const char *line, const char *end)
+{
+    const char *colon = memchr(line, ':', (size_t)(end - line));
+    if (!colon || colon == line || memchr(line, '\n', (size_t)(end - line)))
+        return 0;
+    for (; line < colon; line++)
+        if (*line == ' ' || *line == '\t')
+            return 0;
+    return 1;
+}
+
 static int is_number(const char *text, Py_ssize_t bytes, int64_t number)
 {
     char said[24];
@@ -91,13 +103,15 @@ static int is_number(const char *text, Py_ssize_t bytes, int64_t number)
 static int is_plain(const char *head, const char *end, const Ask *ask, Line *line)
 {
     int has_length = 0;
-    if (end - head < 13 || memcmp(head, "HTTP/1.1 200", 12))
+    if (end - head < 13 || memcmp(head, "HTTP/1.1 200", 12) || (head[12] != ' ' && head[12] != '\r'))
         return 0;
     for (const char *at = head, *stop; at < end; at = stop + 2) {
         const char *value;
         Py_ssize_t bytes;
         if (!(stop = memmem(at, (size_t)(end - at), "\r\n", 2)))
             stop = end;
+        if (at > head && !is_field(at, stop))
+            return 0;
         if ((value = value_of(at, stop, "content-length", &bytes))) {
             if (has_length++ || !is_number(value, bytes, ask->bytes))
                 return 0;
@@ -161,6 +175,13 @@ static int64_t hear(Line *line, const Ask *ask, char *memory)
     return end + 4 - memory;
 }
 
+/* Whether nothing came that nobody asked for, which would be taken for the next answer. */
+static int is_quiet(int socket)
+{
+    char byte;
+    return recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+}
+
 /* Ask i travels on line i % lines. After an odd answer, or when nothing comes, no more is asked. */
 static void fly(Line *lines, int line_count, Ask *asks, int count, char *memory)
 {
@@ -173,7 +194,7 @@ static void fly(Line *lines, int line_count, Ask *asks, int count, char *memory)
             odd |= due->place == ODD;
             late |= due->place == LATE;
         }
-        if (next >= count || odd || late || !line->open)
+        if (next >= count || odd || late || !line->open || !is_quiet(line->socket))
             continue;
         line->open = 0; /* until its answer was read */
         asks[next].place = send_all(line->socket, asks[next].request, asks[next].request_bytes) ? FAILED : UNASKED;

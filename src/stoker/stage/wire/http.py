@@ -13,14 +13,19 @@ import socket
 import time
 from base64 import b64encode
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
+from stoker.errors import StorageError
+from stoker.stage.wire.heads import Answer, BadHead, Body, chunk_bytes, read_head
+
 CONNECT_TIMEOUT_S = 10.0
 LOW_SPEED = 1024  # bytes a second, below which a connection is as good as dead
+_MOST_INTERIM = 8
 HEAD_BYTES = 16 << 10  # the most that nginx and S3 themselves take as a head
 _SAFE = "/%:@!$&'()*+,;=~?"  # what may stand in a request's target as it is, beside letters and digits
+_HOST = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII).fullmatch
 _FIT = re.compile(rf"[\w.\-{re.escape(_SAFE)}]+", re.ASCII).fullmatch
 
 
@@ -66,15 +71,12 @@ class Address:
         """Where a redirect leads. Another host is not told what this one was (a hub's token)."""
         url = urljoin(self.url, location)
         there = Address(url=url)
+        if not _HOST(there.root) or (self.url.startswith("https:") and not url.startswith("https:")):
+            raise StorageError(
+                f"{self.root} redirects to {there.root[:80]!r}, and stoker does not follow there",
+                hint="check the URL in a browser; if plain http will do, name the address it leads to",
+            )
         return Address(url=url, headers=self.headers) if there.root == self.root else there
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The head of a response; header names in lower case."""
-
-    status: int
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Connection:
@@ -103,7 +105,7 @@ class Connection:
         self._buffer = bytearray(HEAD_BYTES)
         self._view = memoryview(self._buffer)
         self._from = self._to = 0  # what of the buffer was received and not yet read
-        self._body = _Body()
+        self._body = Body()
 
     def send(self, address: Address, headers: str) -> None:
         """Ask for what the address names; `headers` are whole lines."""
@@ -165,17 +167,25 @@ class Connection:
 
     def answer(self) -> Answer:
         """The head of the answer; its body can be read afterwards."""
-        status = 100
-        while status < 200:  # 100 Continue and its kind come before the answer
-            status_line, *lines = self._head()
-            status = self._number(status_line[9:12])
-        pairs = (line.partition(":") for line in lines)
-        answer = Answer(status, {name.lower(): value.strip() for name, _, value in pairs})
-        length = answer.headers.get("content-length")
-        self._body = _Body.of(answer, status_line, length=None if length is None else self._number(length))
+        try:
+            for _ in range(_MOST_INTERIM):  # 100 Continue and its kind come before the answer
+                answer = read_head(self._head())
+                if answer.status >= 200:
+                    break
+            else:
+                raise BadHead("one interim answer after another")
+            self._body = Body.of(answer)
+        except BadHead as error:
+            raise NetworkError(f"{self.host} answers with {error}") from None
         self.answers += 1
-        self.reusable = self._body.keep and self._body.is_over
+        self.reusable = self._is_done()
         return answer
+
+    def is_quiet(self) -> bool:
+        """Whether nothing came since the last answer: what nobody asked for would be taken for the next."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return self._from == self._to and not waiting.poll(0)
 
     def read_into(self, view: memoryview) -> int:
         """Fill the view as far as the body goes. If the connection fails after some bytes these are given,
@@ -188,8 +198,11 @@ class Connection:
         except NetworkError:
             if not got:
                 raise
-        self.reusable = self._body.keep and self._body.is_over
+        self.reusable = self._is_done()
         return got
+
+    def _is_done(self) -> bool:
+        return self._body.keep and self._body.is_over and self._from == self._to
 
     def _check_speed(self, got: int, began: float) -> None:
         took_s = time.monotonic() - began
@@ -225,7 +238,7 @@ class Connection:
         self.reusable = False
         self._socket.close()
 
-    def _head(self) -> list[str]:
+    def _head(self) -> str:
         if self._from == self._to:
             self._from = self._to = 0
         if self._is_tcp:
@@ -240,26 +253,33 @@ class Connection:
             self._to += count
             if time.monotonic() - began > 2 * self._window_s:
                 raise NetworkTimeout(f"{self.host} sends its answer byte by byte")
-        lines = str(self._view[self._from : end], "latin-1").split("\r\n")
+        head = str(self._view[self._from : end], "latin-1")
         self._from = end + 4
-        if not lines[0].startswith("HTTP/1."):
-            raise NetworkError(f"{self.host} does not speak HTTP/1.1")
-        return lines
+        return head
 
     def _next_chunk(self) -> bool:
         """Read the size of the next chunk; False when the body is over."""
         body = self._body
         if not body.chunked:
             return False
-        if not body.at_first_chunk:
-            self._line()  # ends the chunk before
-        body.at_first_chunk = False
-        body.left = self._number(self._line().partition(b";")[0].decode("latin-1"), 16)
-        if not body.left:
-            body.chunked = False
-            while self._line():  # trailers
-                pass
+        try:
+            if not body.at_first_chunk and (left_over := self._line()):
+                raise BadHead(f"{left_over[:20]!r} after the end of a chunk")
+            body.at_first_chunk = False
+            body.left = chunk_bytes(self._line())
+            if not body.left:
+                self._skip_trailers()
+                body.chunked = False
+        except BadHead as error:
+            raise NetworkError(f"{self.host} answers with {error}") from None
         return body.left > 0
+
+    def _skip_trailers(self) -> None:
+        size = 0
+        while line := self._line():
+            size += len(line)
+            if size > HEAD_BYTES:
+                raise BadHead("trailers without end")
 
     def _line(self) -> bytes:
         line, byte = bytearray(), memoryview(bytearray(1))
@@ -270,13 +290,6 @@ class Connection:
                 raise NetworkError(f"{self.host} closed the connection within an answer")
             line += byte
         return bytes(line[:-2])
-
-    def _number(self, text: str, base: int = 10) -> int:
-        """A number of the answer's; a broken server or proxy may say anything."""
-        with suppress(ValueError):
-            if (number := int(text, base)) >= 0:
-                return number
-        raise NetworkError(f"{self.host} answers with {text[:20]!r} where HTTP has a number")
 
     def _receive(self, view: memoryview) -> int:
         """First from what came together with the head, then from the network."""
@@ -304,34 +317,3 @@ class Connection:
             raise NetworkTimeout(f"{self.host} has sent nothing for too long") from None
         except OSError as error:
             raise NetworkError(f"cannot hear {self.host}: {error}") from error
-
-
-_ENDLESS = 1 << 62
-
-
-@dataclass(slots=True)
-class _Body:
-    """How far a body goes: so many bytes, until its last chunk, or until the connection ends."""
-
-    left: int = 0
-    chunked: bool = False
-    keep: bool = False  # the connection may be used again afterwards
-    at_first_chunk: bool = True
-
-    @classmethod
-    def of(cls, answer: Answer, status_line: str, *, length: int | None) -> _Body:
-        said = answer.headers.get("connection", "").lower()
-        keep = "keep-alive" in said if status_line.startswith("HTTP/1.0") else "close" not in said
-        if "chunked" in answer.headers.get("transfer-encoding", "").lower():
-            return cls(chunked=True, keep=keep)
-        if answer.status in (204, 304):
-            return cls(keep=keep)
-        return cls(left=_ENDLESS) if length is None else cls(left=length, keep=keep)
-
-    @property
-    def until_close(self) -> bool:
-        return self.left == _ENDLESS
-
-    @property
-    def is_over(self) -> bool:
-        return not self.left and not self.chunked

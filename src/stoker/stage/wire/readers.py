@@ -24,7 +24,8 @@ from stoker.stage.wire.answers import (
     version_of,
 )
 from stoker.stage.wire.client import Client, Exchange
-from stoker.stage.wire.http import Address, Answer, NetworkError
+from stoker.stage.wire.heads import Answer
+from stoker.stage.wire.http import Address, NetworkError
 from stoker.storage import is_local, local_path, named_errors
 
 if TYPE_CHECKING:

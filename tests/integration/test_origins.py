@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tracemalloc
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from s3_server import S3Server, free_ports, serve
 from stoker.errors import StorageError
 from stoker.manifest import read_manifest
 from stoker.stage.origins.origin import resolve
+from stoker.stage.plan import units_of
 from stoker.stage.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -141,6 +143,21 @@ def test_objects_that_stand_for_folders_are_left_out(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         collection = resolve("s3://bucket/p")
     assert [(file.name, file.bytes, file.version) for file in collection.files] == [("sub/x", 5, '"e"')]
+
+
+def test_a_listing_of_a_terabyte_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, size = 20_000, 50 << 20
+    with listing(*((f"p/{number:06d}.bin", size) for number in range(objects))) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        tracemalloc.start()
+        try:
+            collection = resolve("s3://bucket/p")
+            units = units_of(collection, folder="s3/bucket/p")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert sum(unit.bytes for unit in units) == objects * size > 10**12
+    assert peak < objects * 3000  # of which the server's own page is a tenth
 
 
 @pytest.mark.parametrize("key", ["p/a//b", "p/../x"])
@@ -332,6 +349,7 @@ import sys, json, hashlib
 from stoker.errors import StokerError
 from stoker.manifest import read_manifest
 from stoker.stage.origins.origin import resolve
+from stoker.stage.plan import units_of
 from stoker.stage.wire.wire import Wire
 try:
     collection, got = resolve(sys.argv[1]), {}

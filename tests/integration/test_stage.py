@@ -59,6 +59,26 @@ def books(cache: Path) -> list[str]:
 # --- the command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_a_hundred_thousand_small_files_come_in_little_memory(
+    s3: S3Server, bucket: Path, tmp_path: Path
+) -> None:
+    count = 100_000
+    for number in range(count):
+        path = bucket / "many" / f"{number // 1000:03d}" / f"{number:06d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(number.to_bytes(4, "little") * 256)
+    code = "import resource, sys, stoker.cli; failed = stoker.cli.run(sys.argv[1:]); "
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(failed)"
+    command = [sys.executable, "-c", code, "stage", "s3://bucket/many", "--cache", str(tmp_path / "cache")]
+    done = subprocess.run(command, env={**os.environ, **s3.environ()}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 300_000  # KiB; 111,000 were seen
+    landed = list((tmp_path / "cache" / "s3").rglob("many/*/*"))
+    assert len(landed) == count
+    assert all(path.read_bytes()[:4] == int(path.name).to_bytes(4, "little") for path in landed[::997])
+
+
 def test_a_dataset_comes_from_a_bucket_once(
     s3: S3Server, run_stoker: Any, large_dataset: Path, snapshot: Any, tmp_path: Path
 ) -> None:

@@ -11,6 +11,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "stoker.bench._drive",
+            ["src/stoker/bench/drive.c"],
+            extra_compile_args=["-O2"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "stoker.load._gather",
             ["src/stoker/load/gather.c"],
             depends=["src/stoker/load/stream.h"],

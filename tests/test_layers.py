@@ -41,9 +41,15 @@ LAYERS = {
         "machine",
     ),
     "rooms": ("prepare", "stage", "load", "checkpoint", "watch", "diagnose", "doctor"),
+    "measures": ("bench",),
     "edge": ("feeder", "plan", "deploy", "report", "cli", "integrations"),
 }
-MAY_IMPORT = {"words": ("words",), "rooms": ("words",), "edge": ("words", "rooms", "edge")}
+MAY_IMPORT = {
+    "words": ("words",),
+    "rooms": ("words",),
+    "measures": ("words", "rooms"),
+    "edge": ("words", "rooms", "measures", "edge"),
+}
 LAYER_OF = {part: layer for layer, parts in LAYERS.items() for part in parts}
 
 

@@ -7,6 +7,9 @@ Linux says all of it in /proc; where that is missing or hidden the answers are e
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -62,6 +65,16 @@ def environ_of(pid: int) -> dict[str, str]:
     return {
         os.fsdecode(name): os.fsdecode(value) for name, _, value in (word.partition(b"=") for word in words)
     }
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits: in the middle of a start it would leave a process that nobody knows of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _has(kind: str) -> bool:

@@ -23,8 +23,8 @@ class _Verbs(Group):
     """Imports a verb's module when the verb is used, so that --help stays quick."""
 
     _NAMES = (
-        "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor", "plan",
-        "deploy",
+        "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor",
+        "bench", "plan", "deploy",
     )  # fmt: skip
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -44,7 +44,7 @@ def stoker() -> None:
 
     The verbs follow the data: prepare raw text into shards, stage them next to the GPU, look after
     checkpoints. Loading and saving are Python: `stoker.feed`, `stoker.Checkpointer`. Then: watch any
-    training job and diagnose why its GPU waits; check a machine, size a job, write its manifests.
+    training job and diagnose why its GPU waits; check and measure a machine, size a job, write its manifests.
 
     Exit codes: 0 fine; 1 a problem was found, or the work failed; 2 wrong usage, or an input that is not
     there or cannot be read. With --json a failure is {"error": {"message", "hint", "exit_code"}} on stdout.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 from stoker.machine.plain import Unknown, from_plain
 from stoker.machine.trials import RankTrial
+from stoker.processes import undisturbed
 
 _MOST_S = 60.0  # to load torch on a cold disk takes ten, to start CUDA on eight cards as long again
 
@@ -26,7 +26,7 @@ def try_cards(count: int, *, environ: Mapping[str, str] = os.environ) -> tuple[R
     ranks, started = count or 2, list[subprocess.Popen[str]]()
     own = {"GLOO_SOCKET_IFNAME": "lo"} if not count else {}  # ranks of one machine meet on it
     with ExitStack() as stack:
-        with _undisturbed():
+        with undisturbed():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-try-"))
             for rank in range(ranks):
                 words = [f"{__package__}.rank", folder, str(rank), str(ranks)]
@@ -34,16 +34,6 @@ def try_cards(count: int, *, environ: Mapping[str, str] = os.environ) -> tuple[R
                 stack.callback(_ended, started[-1])
         deadline = time.monotonic() + _MOST_S
         return tuple(_answer(rank, one, deadline) for rank, one in enumerate(started))
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits: in the middle of a start it would leave a process that nobody knows of."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _started(words: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:

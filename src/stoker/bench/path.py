@@ -1,0 +1,281 @@
+"""Storage benchmark: a folder or file by engine, block size and threads; its knee, and the setting there.
+
+The file has no name (O_TMPFILE), so no ending leaves it behind. Reads past the page cache are O_DIRECT; cold
+buffered ones drop the file's pages first and read each block once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.bench.drive import Driven, Workload, drive
+from stoker.bench.figures import Bench, Figure
+from stoker.errors import StorageError, UsageError
+from stoker.formats.sizes import counted, say_binary, say_size
+from stoker.machine.allowed import usable_cores
+from stoker.native import native
+from stoker.storage import named_errors
+
+_ENOUGH = 0.95  # of the best rate: the knee is the least that reaches it
+_LEFT_FREE = 1 << 30  # a disk that is nearly full is not filled by us
+_LEAST_BYTES = 64 << 20
+_FILL_BLOCK = 4 << 20
+CACHES = ("direct", "cold", "warm")  # past the page cache, out of the disk into it, out of it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A workload and where the page cache stands in it."""
+
+    work: Workload
+    cache: str = "direct"
+
+    @property
+    def name(self) -> str:
+        work = self.work
+        what = f"{'random' if work.random else 'sequential'} {'write' if work.writes else 'read'}"
+        engine = work.engine if work.engine != "sync" else "pwrite" if work.writes else "pread"
+        depth = f" × depth {work.depth}" if work.engine == "io_uring" else ""
+        how = f"{say_binary(work.block)} × {counted(work.threads, 'thread')}{depth}"
+        return f"{what}, {self.cache} {engine}, {how}"
+
+
+def usual_trials(*, seconds: float, most_threads: int, reads_only: bool = False) -> list[Trial]:
+    """A table in seconds: blocks against threads past the cache, then what else people ask."""
+    threads = [count for count in (1, 4, 16, 64) if count <= max(16, most_threads)]
+
+    def trial(cache: str = "direct", **work: object) -> Trial:
+        return Trial(work=replace(Workload(seconds=seconds), **work), cache=cache)  # type: ignore[arg-type]
+
+    found = [trial(block=size << 10, threads=n) for size in (128, 1024, 4096) for n in threads]
+    found += [trial(block=4096, threads=n, random=True) for n in threads]
+    found += [trial(engine="io_uring", block=1 << 20, depth=n) for n in (4, 16)]
+    found += [trial(engine="io_uring", block=4096, depth=64, random=True)]
+    found += [trial("cold", threads=n, repeats=False) for n in threads[:2]]
+    found += [trial("warm", threads=n) for n in threads[:2]]
+    if not reads_only:  # another's file may be cut short while it is mapped, which would end this process
+        found += [trial("warm", engine="mmap")]
+        found += [trial(block=4 << 20, threads=n, writes=True) for n in threads[:2]]
+        found += [trial(block=4096, threads=1, random=True, writes=True)]
+    return found
+
+
+def bench_path(
+    path: Path,
+    *,
+    size: int = 1 << 30,
+    seconds: float = 0.4,
+    trials: Sequence[Trial] | None = None,
+    said: Callable[[str, int, int], None] = lambda name, done, of: None,
+) -> Bench:
+    """Measure a folder with a file of our own, or one of the user's files by reading it."""
+    with _opened(path, size) as (descriptor, file_bytes, reads_only):
+        wanted = trials or usual_trials(
+            seconds=seconds, most_threads=4 * usable_cores(), reads_only=reads_only
+        )
+        _check(wanted, file_bytes, reads_only=reads_only)
+        notes, figures, found = list[str](), list[Figure](), list[tuple[Trial, Driven]]()
+        if not reads_only:
+            said("filling a file", 0, len(wanted))
+            figures.append(_filled(descriptor, file_bytes))
+        for number, trial in enumerate(wanted):
+            said(trial.name, number, len(wanted))
+            try:
+                found.append((trial, run_trial(descriptor, file_bytes, trial)))
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM):
+                    raise
+                notes.append(f"{trial.name}: {_refusal(error, trial)}")
+    best = knee([(trial, driven) for trial, driven in found if _is_stream(trial)])
+    figures += [_figure(trial, driven, found) for trial, driven in found]
+    return Bench(
+        verb="path",
+        of=f"{path}, {say_binary(file_bytes)}",
+        figures=figures,
+        advice=_advice(best),
+        measured={"nvme_rate": best[1].bytes_s} if best else {},
+        notes=_grouped(notes),
+    )
+
+
+def knee(found: Sequence[tuple[Trial, Driven]]) -> tuple[Trial, Driven] | None:
+    """The cheapest setting that reaches nearly the best rate: fewest calls at once, then the least block."""
+    if not found:
+        return None
+    enough = _ENOUGH * max(driven.bytes_s for _, driven in found)
+    good = [(trial, driven) for trial, driven in found if driven.bytes_s >= enough]
+    return min(good, key=lambda one: (one[0].work.threads * one[0].work.depth, one[0].work.block))
+
+
+def run_trial(descriptor: int, file_bytes: int, trial: Trial) -> Driven:
+    """One trial, the page cache as it says."""
+    _direct(descriptor, trial.cache == "direct")
+    if trial.cache == "cold":
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    elif trial.cache == "warm":
+        drive(descriptor, file_bytes, Workload(repeats=False, seconds=60.0))
+    try:
+        return drive(descriptor, file_bytes, trial.work)
+    finally:
+        if trial.work.writes and trial.cache != "direct":
+            os.fsync(descriptor)
+        _direct(descriptor, False)
+
+
+@contextmanager
+def _opened(path: Path, size: int) -> Iterator[tuple[int, int, bool]]:
+    """A descriptor, the bytes that may be read, and whether that is all that may be done."""
+    with named_errors("measure", path):
+        if path.is_dir():
+            descriptor, file_bytes = _nameless(path), _room(path, size)
+        elif path.is_file():
+            descriptor, file_bytes = os.open(path, os.O_RDONLY), path.stat().st_size
+        else:
+            raise UsageError(f"{path} is no folder and no file", hint="give a folder on the disk to measure")
+    try:
+        with named_errors("measure", path):
+            yield descriptor, file_bytes, path.is_file()
+    finally:
+        os.close(descriptor)
+
+
+def _nameless(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+    descriptor, name = tempfile.mkstemp(prefix=".stoker-bench-", dir=folder)
+    os.unlink(name)
+    return descriptor
+
+
+def _room(folder: Path, size: int) -> int:
+    stat = os.statvfs(folder)
+    free = stat.f_bavail * stat.f_frsize
+    if free < size + _LEFT_FREE:
+        raise StorageError(
+            f"{folder} has {say_size(free)} free: too little for a file of {say_size(size)}",
+            hint=f"give --size {say_binary(max(_LEAST_BYTES, (free - _LEFT_FREE) // 2)).replace(' ', '')}, "
+            "or another folder",
+        )
+    return size
+
+
+def _check(trials: Sequence[Trial], file_bytes: int, *, reads_only: bool) -> None:
+    for trial in trials:
+        if trial.work.block * trial.work.threads > file_bytes:
+            raise UsageError(
+                f"{say_binary(file_bytes)} are too few for {trial.name}",
+                hint="give a larger --size or file, smaller blocks, or fewer threads",
+            )
+        if reads_only and (trial.work.writes or trial.work.engine == "mmap"):
+            raise UsageError("a file of yours is only read, and not mapped", hint="give its folder instead")
+
+
+def _filled(descriptor: int, file_bytes: int) -> Figure:
+    """Write every block once, as a checkpoint is written: past the cache where that works, then synced."""
+    work = Workload(block=_FILL_BLOCK, writes=True, repeats=False, seconds=600.0)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, file_bytes)  # also says now that a quota does not allow it
+    is_direct = _takes_direct(descriptor)
+    driven = run_trial(descriptor, file_bytes, Trial(work=work, cache="direct" if is_direct else "warm"))
+    os.fsync(descriptor)
+    how = "direct" if is_direct else "buffered"
+    return _plain(
+        f"first write and sync, {how}, 4 MiB × 1 thread", driven, limit="the first write of new space"
+    )
+
+
+def _takes_direct(descriptor: int) -> bool:
+    try:
+        run_trial(descriptor, 4096, Trial(work=Workload(block=4096, writes=True, repeats=False)))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
+
+
+def _direct(descriptor: int, wanted: bool) -> None:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+
+
+def _is_stream(trial: Trial) -> bool:
+    return trial.cache == "direct" and not trial.work.random and not trial.work.writes
+
+
+def _figure(trial: Trial, driven: Driven, found: Sequence[tuple[Trial, Driven]]) -> Figure:
+    return _plain(trial.name, driven, limit=_limit(trial, driven, found))
+
+
+def _plain(name: str, driven: Driven, *, limit: str) -> Figure:
+    return Figure(
+        name=name,
+        value=driven.bytes_s,
+        unit="B/s",
+        limit=limit,
+        beside={
+            "p50_s": driven.latency_s(0.5),
+            "p99_s": driven.latency_s(0.99),
+            "cores": driven.cpu_s / max(1e-9, driven.seconds),
+        },
+    )
+
+
+def _limit(trial: Trial, driven: Driven, found: Sequence[tuple[Trial, Driven]]) -> str:
+    """What holds a workload back: its processors, too few calls at once, or the device."""
+    at_once = trial.work.threads * trial.work.depth
+    busy = driven.cpu_s / max(1e-9, driven.seconds)
+    if busy >= 0.9 * min(trial.work.threads, usable_cores()):
+        return "the processor" if trial.cache == "direct" else "memory and the processor"
+    more = [
+        other.bytes_s
+        for one, other in found
+        if one.cache == trial.cache
+        and replace(one.work, threads=1, depth=1) == replace(trial.work, threads=1, depth=1)
+        and one.work.threads * one.work.depth > at_once
+    ]
+    if more and max(more) > driven.bytes_s / _ENOUGH:
+        return "too few calls at once"
+    return "the device"
+
+
+def _advice(best: tuple[Trial, Driven] | None) -> list[str]:
+    if not best:
+        return []
+    work = best[0].work
+    at_once = work.threads * work.depth
+    return [
+        f"{counted(at_once, 'read')} of {say_binary(work.block)} at once give {say_size(best[1].bytes_s)}/s: "
+        f"more in flight or larger blocks gain less than {1 - _ENOUGH:.0%}",
+        f"stoker.feed(readers={at_once}, chunk_bytes={work.block}) starts there; left out, "
+        "they are tuned while it runs",
+    ]
+
+
+def _refusal(error: OSError, trial: Trial) -> str:
+    if trial.work.engine == "io_uring":
+        built = native("bench._drive") is not None
+        return "io_uring is not allowed here" if built else "needs the C module, which was not built"
+    if trial.cache == "direct":
+        return "the filesystem has no O_DIRECT"
+    return error.strerror or str(error)
+
+
+def _grouped(notes: Sequence[str]) -> list[str]:
+    """A reason once, with how many trials it kept away."""
+    reasons: dict[str, int] = {}
+    for note in notes:
+        reason = note.rpartition(": ")[2]
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return [f"{counted(count, 'trial')}: {reason}" for reason, count in reasons.items()]

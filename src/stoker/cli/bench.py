@@ -1,0 +1,269 @@
+"""`stoker bench`: what this machine gives, stage by stage, and what limits it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.groups import Group
+from stoker.cli.values import choice, existing, json_option, size
+from stoker.storage import is_local, local_path
+
+if TYPE_CHECKING:
+    from stoker.bench.figures import Bench
+
+_html = click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page."
+)
+
+
+def _seconds(default: float, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--seconds", type=click.FloatRange(0.01, 600), default=default, show_default=True, help=help
+    )
+
+
+def _size(default: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--size", type=size, default=default, show_default=True, metavar="BYTES", help=help)
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """Measure a machine: storage, loader, collectives, checkpoints.
+
+    Every figure comes with what limits it. Nothing is written but where a command says so, in files that are
+    gone afterwards, also after Ctrl-C. Exit code 1: something that could pass did not.
+    """
+
+
+@command.command()
+@click.argument("place", metavar="DIR|FILE|URL", type=existing)
+@_size("1GiB", "Bytes of the file that is written to a folder.")
+@_seconds(0.4, "Seconds of each trial.")
+@choice("--engine", among=("all", "pread", "mmap", "io_uring"), help="Measure one engine only, as set below.")
+@choice("--cache", among=("direct", "cold", "warm"), help="Past the page cache, through it, or out of it.")
+@click.option(
+    "--block", type=size, default="1MiB", show_default=True, metavar="BYTES", help="Bytes of a call."
+)
+@click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Threads.")
+@click.option(
+    "--depth",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Calls in flight of a thread: io_uring's.",
+)
+@click.option("--random", "is_random", is_flag=True, help="Blocks in a drawn order.")
+@click.option("--write", "writes", is_flag=True, help="Write instead of read.")
+@_html
+@json_option
+def path(
+    place: str, size: int, seconds: float, engine: str, html: Path | None, as_json: bool, **setting: Any
+) -> None:
+    """Storage to host: engines, blocks, threads; the knee and its setting.
+
+    A folder gets a file without a name; a FILE and a URL are only read. Without --engine a table of usual
+    trials; with it one trial of the block, threads and order that are given, as fio would run it.
+    """
+    if not is_local(place):
+        from stoker.bench.objects import bench_objects
+
+        _show(bench_objects(place, seconds=max(seconds, 0.1), said=_say), html=html, as_json=as_json)
+        return
+    from stoker.bench.path import bench_path
+
+    trials = [_trial(engine, seconds, **setting)] if engine != "all" else None
+    found = bench_path(local_path(place), size=size, seconds=seconds, trials=trials, said=_say)
+    _show(found, html=html, as_json=as_json)
+
+
+def _trial(
+    engine: str,
+    seconds: float,
+    *,
+    cache: str,
+    block: int,
+    threads: int,
+    depth: int,
+    is_random: bool,
+    writes: bool,
+) -> Any:  # a Trial, whose module is not for --help
+    from stoker.bench.drive import Workload
+    from stoker.bench.path import Trial
+
+    if block % 4096:
+        raise click.BadParameter(f"blocks of {block} bytes are no whole pages of 4096")
+    work = Workload(
+        engine="sync" if engine == "pread" else engine,
+        block=block,
+        threads=threads,
+        depth=depth,
+        writes=writes,
+        random=is_random,
+        repeats=cache != "cold",
+        seconds=seconds,
+    )
+    return Trial(work=work, cache="warm" if engine == "mmap" else cache)
+
+
+@command.command()
+@click.argument("dataset", type=existing)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=8, show_default=True, help="Samples of a batch."
+)
+@click.option(
+    "--seq-len", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a sample."
+)
+@_seconds(3.0, "Seconds of each way to load.")
+@click.option("--batches", type=click.IntRange(0), default=0, help="Stop after so many batches.")
+@click.option(
+    "--step",
+    "step_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="What a training step takes: do batches come in time?",
+)
+@choice("--workers", among=("all", "thread", "inline", "process"), help="Who makes batches.")
+@_html
+@json_option
+def loader(
+    dataset: str,
+    batch_size: int,
+    seq_len: int,
+    seconds: float,
+    batches: int,
+    step_s: float,
+    workers: str,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Batches of DATASET as fast as they come, without a GPU."""
+    from stoker.bench.loader import bench_loader
+    from stoker.manifest import read_manifest
+    from stoker.storage import open_store
+
+    is_tokens = read_manifest(open_store(dataset)).kind == "tokens"
+    options = {"batch_size": batch_size, **({"seq_len": seq_len} if is_tokens else {})}
+    ways = ("thread", "inline") if workers == "all" else (workers,)
+    found = bench_loader(
+        dataset, options=options, ways=ways, seconds=seconds, most_batches=batches, step_s=step_s, said=_say
+    )
+    _show(found, html=html, as_json=as_json)
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@_size("1GiB", "Bytes of the state that is saved.")
+@click.option("--saves", type=click.IntRange(1, 100), default=3, show_default=True, help="Saves to measure.")
+@_html
+@json_option
+def checkpoint(folder: Path, size: int, saves: int, html: Path | None, as_json: bool) -> None:
+    """Saves in FOLDER: the loop's stall, until durable, a verified restore."""
+    from stoker.bench.checkpoint import bench_checkpoint
+
+    _show(bench_checkpoint(folder, size=size, saves=saves, said=_say), html=html, as_json=as_json)
+
+
+@command.command()
+@click.option(
+    "--ranks",
+    type=click.IntRange(2, 64),
+    default=2,
+    show_default=True,
+    help="Ranks to start, where no launcher has.",
+)
+@click.option(
+    "--sizes",
+    default="8B-64MiB",
+    show_default=True,
+    metavar="LEAST-MOST",
+    help="Bytes of the messages, or a list with commas.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="OPERATION",
+    help="all_reduce, all_gather, reduce_scatter, broadcast or all_to_all; may be repeated.",
+)
+@_seconds(0.2, "Seconds of each operation and size.")
+@_html
+@json_option
+def collective(
+    ranks: int, sizes: str, only: tuple[str, ...], seconds: float, html: Path | None, as_json: bool
+) -> None:
+    """Collectives by nccl-tests' definitions, under torchrun, srun, or alone."""
+    from stoker.bench.collective import OPERATIONS, bench_here, bench_started, parse_sizes
+    from stoker.world import World
+
+    if unknown := set(only) - set(OPERATIONS):
+        raise click.BadParameter(f"there is no operation {min(unknown)}; there are {', '.join(OPERATIONS)}")
+    operations, wanted = only or OPERATIONS, parse_sizes(sizes)
+    if World.from_environ().size > 1:
+        found = bench_started(operations=operations, sizes=wanted, seconds=seconds)
+        if found:  # rank 0's
+            _show(found, html=html, as_json=as_json)
+        return
+    _show(bench_here(ranks, operations=operations, sizes=wanted, seconds=seconds), html=html, as_json=as_json)
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--profile", default="resnet50-h100", show_default=True, help="A workload of MLPerf Storage and its card."
+)
+@click.option(
+    "--cards",
+    type=click.IntRange(1, 1024),
+    default=None,
+    help="Try so many; else the most that pass are found.",
+)
+@click.option(
+    "--most", type=click.IntRange(1, 1024), default=64, show_default=True, help="Cards to try at most."
+)
+@_size("2GiB", "Bytes of samples that are written to the folder.")
+@_seconds(5.0, "Seconds of each number of cards.")
+@_html
+@json_option
+def accelerators(
+    folder: Path,
+    profile: str,
+    cards: int | None,
+    most: int,
+    size: int,
+    seconds: float,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """How many cards FOLDER's disk feeds: emulated, as MLPerf Storage does."""
+    from stoker.bench.accelerators import bench_accelerators
+
+    found = bench_accelerators(
+        folder, profile, cards=cards or 0, most=most, size=size, seconds=seconds, said=_say
+    )
+    _show(found, html=html, as_json=as_json)
+
+
+def _say(name: str, done: int, of: int) -> None:
+    """Progress on stderr: a line that is overwritten on a terminal, nothing in a log of seconds."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{f'{done}/{of} ' if of else ''}{name}", err=True, nl=False)
+
+
+def _show(found: Bench, *, html: Path | None, as_json: bool) -> None:
+    from stoker.bench.figures import as_lines
+
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", err=True, nl=False)
+    if html:
+        from stoker.report.measured import measured_page
+
+        html.write_text(measured_page(found), "utf-8")
+    click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
+    if not found.passed:
+        raise click.exceptions.Exit(1)

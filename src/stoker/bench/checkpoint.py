@@ -37,24 +37,24 @@ def bench_checkpoint(
     """Save a state of `size` bytes a few times and restore it once, verified."""
     require("torch", extra="torch")
     _check_room(folder, size)
-    state = {"model": _model(size)}
+    model = _model(size)
     own = Path(tempfile.mkdtemp(prefix=".stoker-bench-", dir=folder))
     stalls, durables = list[float](), list[float]()
     try:
         with Checkpointer(own, keep=_KEPT) as saver:
             for number in range(saves + 1):  # the first makes the buffers
                 said("saving", number, saves + 2)
-                stall, durable = _saved(saver, number, state)
+                stall, durable = _saved(saver, number, model)
                 stalls.append(stall)
                 durables.append(durable)
         said("restoring", saves + 1, saves + 2)
-        restored = _restored(own, state)
+        restored = _restored(own, model)
     finally:
         shutil.rmtree(own, ignore_errors=True)
     rate = size / statistics.median(durables[1:])
     return Bench(
         verb="checkpoint",
-        of=f"{folder}, {say_size(size)} in {counted(len(state['model'].keys()), 'tensor')}",
+        of=f"{folder}, {say_size(size)} in {counted(len(model), 'tensor')}",
         figures=[
             _seconds("stall of the loop", stalls[1:], "the copy in memory"),
             _seconds("until durable", durables[1:], "hashing, writing and syncing"),
@@ -91,20 +91,20 @@ def _model(size: int) -> dict[str, torch.Tensor]:
     return {f"layer.{number}.weight": torch.rand(each) for number in range(count)}
 
 
-def _saved(saver: Checkpointer, step: int, state: dict[str, dict[str, torch.Tensor]]) -> tuple[float, float]:
-    for tensor in state["model"].values():
+def _saved(saver: Checkpointer, step: int, model: dict[str, torch.Tensor]) -> tuple[float, float]:
+    for tensor in model.values():
         tensor.add_(1.0)  # what is the same as before might be told apart from it
     begun = time.monotonic()
-    saver.save(step, **state)
+    saver.save(step, model=model)
     stalled = time.monotonic()
     saver.wait()
     return stalled - begun, time.monotonic() - begun
 
 
-def _restored(folder: Path, state: dict[str, dict[str, torch.Tensor]]) -> float:
+def _restored(folder: Path, model: dict[str, torch.Tensor]) -> float:
     begun = time.monotonic()
     with Checkpointer(folder) as saver:
-        saver.restore(**state)
+        saver.restore(model=model)
     return time.monotonic() - begun
 
 

@@ -25,6 +25,7 @@ from stoker.processes import undisturbed
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 _MOST_S = 600.0
+OWN_INTERFACE = "lo"  # ranks of one machine meet on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +99,7 @@ def _started(
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
-    meeting = {"STOKER_BENCH_MEETING": f"file://{folder}/meeting", "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {"STOKER_BENCH_MEETING": f"file://{folder}/meeting", "GLOO_SOCKET_IFNAME": OWN_INTERFACE}
     process = subprocess.Popen(
         _rank(words),
         env={**os.environ, "OMP_NUM_THREADS": "1", **own, **meeting},

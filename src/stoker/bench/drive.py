@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stoker.native import native
@@ -147,13 +147,20 @@ class _Job:
             self.latencies[bucket_of(self.ended - begun)] += 1
             begun = self.ended
 
-    def _mover(self, buffer: mmap.mmap):  # type: ignore[no-untyped-def]  # a function of three kinds
+    def _mover(self, buffer: mmap.mmap) -> Callable[[int], int]:
+        """What moves the block at a place; it says how many bytes that were."""
         if self._work.engine == "mmap":
-            mapped, size = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ), self._work.block
-            return lambda place: buffer.seek(0) or buffer.write(mapped[place : place + size])
+            mapped = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+            return lambda place: _copied(mapped, place, buffer)
         if self._work.writes:
             return lambda place: os.pwrite(self._descriptor, buffer, place)
         return lambda place: os.preadv(self._descriptor, [buffer], place)
+
+
+def _copied(mapped: mmap.mmap, place: int, buffer: mmap.mmap) -> int:
+    found = mapped[place : place + len(buffer)]
+    buffer[: len(found)] = found
+    return len(found)
 
 
 def block_order(work: Workload, blocks: int, seed: int) -> Iterator[int]:

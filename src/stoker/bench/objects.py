@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from stoker.bench.figures import Bench, Figure
-from stoker.errors import UsageError
+from stoker.errors import StorageError, UsageError
 from stoker.formats.sizes import counted, say_binary, say_size
 from stoker.storage import Entry, Store, open_store, split_url
 
@@ -72,14 +72,19 @@ def bench_objects(
 
 
 def _found(url: str) -> tuple[Store, list[Entry]]:
-    folder, name = split_url(url)
+    """The largest objects under a prefix, or the one that is named."""
     store = open_store(url)
     listed = [one for one in islice(store.list(), _LISTED) if one.bytes]
-    if not listed and name:  # one object, not a prefix
-        store = open_store(folder)
-        listed = [one for one in (store.stat(name),) if one.bytes]
     if not listed:
-        raise UsageError(f"there is nothing to read under {url}", hint="name a prefix with objects in it")
+        folder, name = split_url(url.rstrip("/"))
+        store = open_store(folder)
+        try:
+            store.read_range(name, 0, 1)
+            listed = [store.stat(name)]
+        except StorageError as error:
+            raise UsageError(
+                f"there is nothing to read under {url}", hint="name a prefix with objects in it"
+            ) from error
     return store, sorted(listed, key=lambda one: -one.bytes)[:64]
 
 

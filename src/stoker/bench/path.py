@@ -99,7 +99,7 @@ def bench_path(
         verb="path",
         of=f"{path}, {say_binary(file_bytes)}",
         figures=figures,
-        advice=_advice(best),
+        advice=[] if trials else _advice(best),  # one setting has no knee
         measured={"nvme_rate": best[1].bytes_s} if best else {},
         notes=_grouped(notes),
     )

@@ -146,9 +146,8 @@ def loader(
     """Batches of DATASET as fast as they come, without a GPU."""
     from stoker.bench.loader import bench_loader
     from stoker.manifest import read_manifest
-    from stoker.storage import open_store
 
-    is_tokens = read_manifest(open_store(dataset)).kind == "tokens"
+    is_tokens = read_manifest(dataset).format == "megatron"
     options = {"batch_size": batch_size, **({"seq_len": seq_len} if is_tokens else {})}
     ways = ("thread", "inline") if workers == "all" else (workers,)
     found = bench_loader(

@@ -1,0 +1,90 @@
+"""`stoker bench loader`, `checkpoint` and URLs: real datasets, saves and stores."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from stoker.bench.checkpoint import bench_checkpoint
+from stoker.bench.loader import bench_loader
+from stoker.bench.objects import Ranges, bench_objects
+from stoker.cli import run
+from stoker.errors import StorageError, UsageError
+
+
+@pytest.fixture
+def tokens(corpus, make, tmp_path):
+    make(corpus, out=tmp_path / "tokens")
+    return str(tmp_path / "tokens")
+
+
+def test_a_loader_is_measured_in_each_way(tokens):
+    options = {"batch_size": 2, "seq_len": 16}
+    found = bench_loader(tokens, options=options, seconds=5, most_batches=3, step_s=60.0)
+    names = [one.name for one in found.figures]
+    assert names[:3] == ["samples, workers=thread", "tokens, workers=thread", "first batch, workers=thread"]
+    assert found.figures[1].value == pytest.approx(16 * found.figures[0].value)
+    assert found.passed
+    assert "will not wait" in found.advice[0]
+
+
+def test_a_loader_that_is_too_slow_for_a_step_fails(tokens, capsys):
+    words = [
+        tokens,
+        "--batch-size",
+        "2",
+        "--seq-len",
+        "16",
+        "--batches",
+        "2",
+        "--step",
+        "1e-9",
+        "--json",
+    ]
+    assert run(["bench", "loader", *words]) == 1
+    plain = json.loads(capsys.readouterr().out)
+    assert not plain["passed"]
+    assert "the loop will wait" in plain["advice"][0]
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path, capsys):
+    assert run(["bench", "loader", str(tmp_path)]) == 2
+    assert "manifest" in capsys.readouterr().err
+
+
+def test_saves_are_measured_and_gone(tmp_path):
+    found = bench_checkpoint(tmp_path, size=1 << 20, saves=2)
+    assert {one.name for one in found.figures} >= {"stall of the loop", "until durable", "verified restore"}
+    assert all(one.value > 0 for one in found.figures)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_state_that_has_no_room_is_not_saved(tmp_path):
+    with pytest.raises(StorageError, match="are needed"):
+        bench_checkpoint(tmp_path, size=1 << 60)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_store_is_read_by_ranges(tmp_path):
+    for number in range(2):
+        (tmp_path / f"{number}.bin").write_bytes(os.urandom(300_000))
+    wanted = [Ranges(bytes=100_000, connections=2), Ranges(bytes=100_000, connections=32)]
+    found = bench_objects(f"file://{tmp_path}", seconds=0.02, wanted=wanted)
+    assert [one.name for one in found.figures] == ["time to first byte", wanted[0].name]
+    assert found.notes == [f"{wanted[1].name}: the objects are too small for so many"]
+    assert set(found.measured) == {"node_rate", "store_latency"}
+
+
+def test_one_object_is_measured_too(tmp_path):
+    (tmp_path / "one.bin").write_bytes(os.urandom(300_000))
+    found = bench_objects(
+        f"file://{tmp_path}/one.bin", seconds=0.02, wanted=[Ranges(bytes=1000, connections=1)]
+    )
+    assert "1 object of 300 kB" in found.of
+
+
+def test_an_empty_prefix_says_that_there_is_nothing(tmp_path):
+    with pytest.raises(UsageError, match="nothing to read"):
+        bench_objects(f"file://{tmp_path}/", seconds=0.02)

@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """What every test starts from: Ctrl-C as at a terminal, Hugging Face off the network."""
     # a shell that runs us in the background has us ignore Ctrl-C, and so would all that tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONUNBUFFERED", None)  # where it is set, nobody sees what a buffer does at the end
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import StorageError, UnreadableError
+from stoker.formats.small_json import read_json
 from stoker.machine.plain import NOT_READ, Unknown, as_plain, from_plain
 from stoker.machine.trials import Trials
 
@@ -287,7 +288,7 @@ def write_snapshot(snapshot: Snapshot, path: Path) -> None:
 def read_snapshot(path: Path) -> Snapshot:
     """A machine recorded by `stoker doctor --record`."""
     try:
-        plain = json.loads(path.read_text("utf-8"))
+        plain = read_json(path)
     except OSError as error:
         raise UnreadableError(
             f"{path} cannot be read: {error.strerror}", hint="record one with `stoker doctor --record FILE`"

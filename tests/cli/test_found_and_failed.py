@@ -121,6 +121,12 @@ def test_a_path_of_a_variable_that_is_not_set_is_not_this_folder(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
+def test_what_is_no_number_has_no_price(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "bad.json", "--price", number]) == 2
+    assert "Invalid value for '--price'" in capsys.readouterr().err
+
+
 def test_how_to_fix_without_fixing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("--dry-run", "--yes"):
         assert run(["doctor", word]) == 2

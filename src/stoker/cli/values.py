@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,8 +16,20 @@ from stoker.storage import is_local, local_path
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+
+
+class Finite(click.FloatRange):
+    """A number: NaN is in every range, since nothing is smaller or larger than it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
+
+
 price_option = click.option(
-    "--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
+    "--price", type=Finite(min=0), metavar="DOLLARS", help="What an hour of one GPU costs."
 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, afterwards, shown, verdict, with_stderr
-from stoker.cli.values import given_path, port_option, price_option
+from stoker.cli.values import Finite, given_path, port_option, price_option
 from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--window",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=20.0,
     show_default=True,
     help="Seconds of steps at each batch size; then the command is sent SIGTERM.",

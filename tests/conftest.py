@@ -127,6 +127,17 @@ def skip_or_fail() -> Callable[[str], None]:
     return _skip_or_fail
 
 
+@pytest.fixture(scope="session")
+def need_root() -> None:
+    """For namespaces, cgroups, mounts and other users; the root of a container may have none of them."""
+    tried = ["unshare", "--uts", "--mount", "--net", "true"]
+    if os.geteuid() or subprocess.run(tried, capture_output=True).returncode:
+        _skip_or_fail(
+            "namespaces, mounts and other users need root: run the tests as root in a container of its own "
+            "(docker run --privileged) or in a virtual machine"
+        )
+
+
 # What tests start, and what brings it.
 _BROUGHT_BY = {
     **dict.fromkeys(("rclone", "ray"), "`make venv` brings it"),

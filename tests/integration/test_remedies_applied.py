@@ -88,13 +88,8 @@ def remedies_of(checks: dict[str, list[dict[str, Any]]]) -> set[tuple[str, str]]
     }
 
 
-def test_threads_within_a_quota_are_good(
-    tmp_path: Path, stoker_environ: Callable[..., dict[str, str]], skip_or_fail: Callable[[str], None]
-) -> None:
-    if os.geteuid():
-        skip_or_fail(
-            "a cgroup of its own needs root: run the tests as root in a container or virtual machine"
-        )
+@pytest.mark.usefixtures("need_root")
+def test_threads_within_a_quota_are_good(stoker_environ: Callable[..., dict[str, str]]) -> None:
     with cgroup(memory_bytes=1 << 30, cores=0.5) as under:
         told = {"checks": ["CPU quota"], "doctor": DOCTOR, "under": "", "then": ""}
         done = subprocess.run(
@@ -109,14 +104,11 @@ def test_threads_within_a_quota_are_good(
     assert [before["CPU quota"][0]["level"], after["CPU quota"][0]["level"]] == ["warn", "ok"]
 
 
+@pytest.mark.usefixtures("need_root")
 def test_a_folder_given_to_a_user_is_writable(
     tmp_path: Path, stoker_environ: Callable[..., dict[str, str]], skip_or_fail: Callable[[str], None]
 ) -> None:
     """The user's shell puts in who that is, and sudo does it: here a program that leaves it to the test."""
-    if os.geteuid():
-        skip_or_fail(
-            "another user's process needs root: run the tests as root in a container or virtual machine"
-        )
     if not all(folder.stat().st_mode & 0o001 for folder in Path(sys.prefix).parents):
         skip_or_fail("other users cannot reach this clone: let them through its folders (chmod o+x)")
     for folder in (tmp_path, *tmp_path.parents):

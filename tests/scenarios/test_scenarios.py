@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import surroundings
 
 from scenarios import SCENARIOS, Scenario, watched
 from stoker.diagnose.rules import judge
@@ -22,7 +23,8 @@ CROWDED = 0.3  # cores busy with others' work: contention is then a right answer
 
 
 def marks(scenario: Scenario) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if scenario.slow else []
+    rooted = [pytest.mark.usefixtures("need_root")] if scenario.machine in surroundings.NEED_ROOT else []
+    return [*rooted, *([pytest.mark.slow] if scenario.slow else [])]
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(one, id=one.name, marks=marks(one)) for one in SCENARIOS])

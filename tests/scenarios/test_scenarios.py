@@ -23,14 +23,18 @@ CROWDED = 0.3  # cores busy with others' work: contention is then a right answer
 
 
 def marks(scenario: Scenario) -> list[pytest.MarkDecorator]:
-    rooted = [pytest.mark.usefixtures("need_root")] if scenario.machine in surroundings.NEED_ROOT else []
-    return [*rooted, *([pytest.mark.slow] if scenario.slow else [])]
+    return [pytest.mark.slow] if scenario.slow else []
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(one, id=one.name, marks=marks(one)) for one in SCENARIOS])
 def test_a_fault_is_named_and_no_other(
-    scenario: Scenario, tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
+    scenario: Scenario,
+    tmp_path: Path,
+    stoker_environ: Callable[..., dict[str, str]],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if scenario.machine in surroundings.NEED_ROOT:
+        request.getfixturevalue("need_root")
     seen = watched(scenario, tmp_path, environ=stoker_environ())
     found = judge(seen).findings
     assert sorted(one.kind for one in found) == sorted(scenario.kinds)

@@ -134,6 +134,7 @@ class Place:
     given: bool = False  # by the user, who may want it changed; the others are guesses
     answers: bool | Unknown = NOT_READ  # False: a mount that hangs
     exists: bool | Unknown = NOT_READ
+    broken_link: bool | Unknown = NOT_READ  # in its way: no folder can be made there
     writable: bool | Unknown = NOT_READ  # by this user; of a folder that is not there, the one above it
     mountpoint: str | Unknown = NOT_READ
     source: str | Unknown = NOT_READ

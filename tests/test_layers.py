@@ -18,8 +18,8 @@ ROOT = Path(stoker.__file__).parent
 ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 
 # From the bottom up. A module of one layer may import the layers named beside it; a word only the words that
-# stand before it in this list; a room never another room; what measures rooms imports them, and nothing else that
-# measures. A package may always import its own modules.
+# stand before it in this list; a room never another room, and what measures rooms nothing else that measures.
+# A package may always import its own modules.
 LAYERS = {
     "words": (
         "redact",

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import stoker
-from stoker.formats.megatron import read_index_file
+from stoker.formats.megatron import read_index
 from stoker.manifest import read_manifest
 from stoker.prepare.launch.worker import load_entry, run_task
 from stoker.prepare.plan import Options
@@ -401,7 +401,8 @@ def read_tokens(folder: Path, *, epoch: int = 0) -> list[list[int]]:
     documents: list[list[int]] = []
     for shard in read_manifest(folder).shards:
         if shard.epoch == epoch:
-            index = read_index_file(folder / f"{shard.name}.idx")
+            with (folder / f"{shard.name}.idx").open("rb") as file:
+                index = read_index(file, name=shard.name)
             ids = np.fromfile(folder / f"{shard.name}.bin", index.dtype)
             documents += [part.tolist() for part in np.split(ids, np.cumsum(index.lengths)[:-1])]
     return documents

@@ -66,10 +66,6 @@ class Scene:
     then: str = ""  # what a remedy's comment says besides: reset the card
 
 
-def _same(remedy: str, *checks: str) -> tuple[tuple[str, str], ...]:
-    return tuple((check, remedy) for check in checks)
-
-
 _STAND_IN = (
     "mount -t sysfs sys {real}; ip link add ens1 type bridge; mount --rbind {sys} /sys; "
     "mkdir -p /sys/class/net /sys/devices/virtual; mount --bind {real}/class/net /sys/class/net; "

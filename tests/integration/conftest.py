@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ def bucket(s3: S3Server) -> Iterator[Path]:
     yield s3.root / "bucket"
     for path in (s3.root / "bucket").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    time.sleep(0.02)  # the server remembers a listing for half as long: the next test's files must be seen
 
 
 @pytest.fixture

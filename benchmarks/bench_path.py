@@ -1,8 +1,7 @@
 """Does `stoker bench path` measure what fio measures? The same engine, block, threads and order, interleaved.
 
 Each turn runs fio (Debian's) and stoker one after the other on the same disk, on files of their own, past the
-page cache or out of it, and the other one first the next time. The figure is the ratio of their rates, turn by
-turn.
+page cache or out of it, and the other one first the next time. The figure is the ratio of their rates.
 
     python benchmarks/bench_path.py [--turns 7] [--seconds 1] [--size 1GiB] [FOLDER]
 """
@@ -88,8 +87,9 @@ def _fio(folder: Path, trial: Trial, size: int, seconds: float) -> float:
     what = f"{'rand' if work.random else ''}{'write' if work.writes else 'read'}"
     words = [
         "fio", "--name=one", f"--filename={file}", f"--rw={what}", f"--bs={work.block}",
-        f"--size={size // work.threads}", f"--numjobs={work.threads}", f"--offset_increment={size // work.threads}",
-        f"--iodepth={work.depth}", f"--ioengine={'io_uring' if work.engine == 'io_uring' else 'psync'}",
+        f"--size={size // work.threads}", f"--numjobs={work.threads}",
+        f"--offset_increment={size // work.threads}", f"--iodepth={work.depth}",
+        f"--ioengine={'io_uring' if work.engine == 'io_uring' else 'psync'}",
         f"--direct={int(trial.cache == 'direct')}",
         f"--runtime={seconds}", "--time_based", "--thread", "--group_reporting", "--output-format=json",
         "--invalidate=0", "--gtod_reduce=0",

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import stoker
-from stoker.formats.megatron import read_index_file
+from stoker.formats.megatron import read_index
 from stoker.manifest import read_manifest
 from stoker.prepare.launch.worker import load_entry, run_task
 from stoker.prepare.plan import Options
@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """What every test starts from: Ctrl-C as at a terminal, Hugging Face off the network."""
     # a shell that runs us in the background has us ignore Ctrl-C, and so would all that tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONUNBUFFERED", None)  # where it is set, nobody sees what a buffer does at the end
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -124,6 +125,17 @@ def _skip_or_fail(reason: str) -> None:
 def skip_or_fail() -> Callable[[str], None]:
     """Skip for a reason; fail where STOKER_REQUIRE_ALL=1 promises that there is none."""
     return _skip_or_fail
+
+
+@pytest.fixture(scope="session")
+def need_root() -> None:
+    """For namespaces, cgroups, mounts and other users; the root of a container may have none of them."""
+    tried = ["unshare", "--uts", "--mount", "--net", "true"]
+    if os.geteuid() or subprocess.run(tried, capture_output=True).returncode:
+        _skip_or_fail(
+            "namespaces, mounts and other users need root: run the tests as root in a container of its own "
+            "(docker run --privileged) or in a virtual machine"
+        )
 
 
 # What tests start, and what brings it.
@@ -389,7 +401,8 @@ def read_tokens(folder: Path, *, epoch: int = 0) -> list[list[int]]:
     documents: list[list[int]] = []
     for shard in read_manifest(folder).shards:
         if shard.epoch == epoch:
-            index = read_index_file(folder / f"{shard.name}.idx")
+            with (folder / f"{shard.name}.idx").open("rb") as file:
+                index = read_index(file, name=shard.name)
             ids = np.fromfile(folder / f"{shard.name}.bin", index.dtype)
             documents += [part.tolist() for part in np.split(ids, np.cumsum(index.lengths)[:-1])]
     return documents

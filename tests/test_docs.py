@@ -13,6 +13,8 @@ from click.testing import CliRunner
 import stoker
 from doc_blocks import RUN, all_blocks
 from stoker.cli.diagnose import command as diagnose
+from stoker.cli.plan import command as plan
+from stoker.doctor.examine import CHECKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,6 +57,42 @@ def test_the_readme_shows_the_verdict_that_its_command_gives() -> None:
     ran = CliRunner().invoke(diagnose, [str(recording)], env={"COLUMNS": "100"})
     assert verdict
     assert ran.output.startswith(verdict)
+
+
+def shown_outputs(verb: str) -> list[tuple[str, str]]:
+    """Commands of the pages with the output that stands below them."""
+    blocks = [block for block in all_blocks() if block.language == "console"]
+    parts = [part for block in blocks for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)]
+    split = [part.partition("\n") for part in parts if part.startswith(f"stoker {verb}")]
+    return [(command, output) for command, _, output in split if output.strip()]
+
+
+def test_pages_show_what_plans_say() -> None:
+    shown = shown_outputs("plan")
+    assert shown
+    for command, output in shown:
+        said = " ".join(CliRunner().invoke(plan, command.split()[2:]).output.split())
+        for piece in re.split(r"^(?:\.\.\.|…)$", output, flags=re.MULTILINE):
+            assert " ".join(piece.split()) in said, command
+
+
+def test_pages_show_checks_that_doctor_makes() -> None:
+    shown = shown_outputs("doctor")
+    rows = [
+        re.findall(r"^  (?:ok|warn|fail|unknown) +(\S.*?)  ", output, re.MULTILINE) for _, output in shown
+    ]
+    assert sum(map(len, rows)) > 5
+    assert {name for row in rows for name in row} <= {check.name for check in CHECKS}
+
+
+def test_counts_that_pages_name_are_true() -> None:
+    machines = (ROOT / "docs" / "reference" / "gate.md").read_text("utf-8").count(
+        "\n| "
+    ) - 1  # without its head
+    counts = {r"(\d+) machines before four jobs": machines, r"(\d+) checks of a machine": len(CHECKS)}
+    for pattern, count in counts.items():
+        said = [int(one) for page in PAGES for one in re.findall(pattern, page.read_text("utf-8"))]
+        assert set(said) == {count}, pattern
 
 
 # --- blocks: tests/integration/test_doc_blocks.py runs them ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import io
 import json
 import os
 import pickle
@@ -309,6 +311,46 @@ def test_a_table_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None
     (folder / ".metadata").write_bytes(pickle.dumps(table))
     with pytest.raises(BadCheckpointError, match="not beside it"):
         open_source(folder)
+
+
+class OlderPickler(pickle.Pickler):
+    """Python 3.11.0 to 3.11.3, Debian's among them, write a member of an Enum as a call of getattr."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def written_by_older(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    OlderPickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def test_a_table_of_an_older_python_is_read(tmp_path: Path) -> None:
+    folder = save_dcp({"model": {"w": torch.ones(2)}}, tmp_path / "dcp")
+    table = pickle.loads((folder / ".metadata").read_bytes())
+    (folder / ".metadata").write_bytes(written := written_by_older(table))
+    assert b"getattr" in written
+    import_checkpoint(open_source(folder), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["__class__", "mro", "__init__"])
+def test_a_table_gets_no_attribute_of_anything_but_a_member(name: str, tmp_path: Path) -> None:
+    folder = save_dcp({"model": {"w": torch.ones(2)}}, tmp_path / "dcp")
+    kind = dcp.metadata._MEM_FORMAT_ENCODING
+    (folder / ".metadata").write_bytes(pickle.dumps(Asks(getattr, kind, name)))
+    with pytest.raises(BadCheckpointError, match="it would use"):
+        open_source(folder)
+
+
+class Asks:
+    """A pickle that calls what it likes."""
+
+    def __init__(self, call: Any, *arguments: Any) -> None:
+        self._reduced = call, arguments
+
+    def __reduce__(self) -> Any:
+        return self._reduced
 
 
 def test_a_table_that_lacks_a_piece_is_refused(tmp_path: Path) -> None:

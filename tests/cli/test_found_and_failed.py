@@ -64,6 +64,7 @@ UNREADABLE = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.txt").write_text("coal", "utf-8")
     (tmp_path / "bad.json").write_text("neither JSON\nnor anything else\n", "utf-8")
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "\n{}\n", "utf-8")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -77,6 +78,64 @@ def test_a_file_that_is_missing_is_exit_code_two_in_every_verb(verb: str, tokeni
 @pytest.mark.parametrize("verb", UNREADABLE)
 def test_a_file_that_cannot_be_read_is_exit_code_two(verb: str) -> None:
     assert run(UNREADABLE[verb]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["diagnose"], ["report"], ["doctor"], ["doctor", "--for"], ["plan"], ["plan", "--measured"]]
+)
+def test_brackets_without_end_are_a_file_that_cannot_be_read(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "deep.json"]) == 2
+    assert "it is nested too deeply" in capsys.readouterr().err
+
+
+def test_a_device_without_an_end_is_no_recorded_machine() -> None:
+    assert run(["doctor", "/dev/zero"]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctor", "--cache", ""],
+        ["doctor", "--data", ""],
+        ["doctor", ""],
+        ["plan", ""],
+        ["plan", "--html", ""],
+        ["diagnose", ""],
+        ["report", "bad.json", "--out", ""],
+        ["watch", "--out", "", "--", "true"],
+        ["stage", "a.txt", "--cache", ""],
+        ["deploy", "slurm", "", "--out", "x"],
+        ["deploy", "slurm", "bad.json", "--out", ""],
+        ["prepare", "a.txt", "--out", "x", "--work", ""],
+    ],
+    ids=" ".join,
+)
+def test_a_path_of_a_variable_that_is_not_set_is_not_this_folder(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert run(arguments) == 2
+    assert "a variable in the command may not be set" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
+def test_what_is_no_number_has_no_price(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "bad.json", "--price", number]) == 2
+    assert "Invalid value for '--price'" in capsys.readouterr().err
+
+
+def test_how_to_fix_without_fixing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("--dry-run", "--yes"):
+        assert run(["doctor", word]) == 2
+        assert "hint: add --fix" in capsys.readouterr().err
+
+
+def test_a_command_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["watch", "--", ""]) == 2
+    assert "cannot start" in capsys.readouterr().err
 
 
 def takes_json(verb: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 from contextlib import closing
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     import pytest
 
 
+def everything(terminal: io.FileIO) -> bytes:
+    """What was written, however many pieces it comes in."""
+    os.set_blocking(terminal.fileno(), False)
+    return b"".join(iter(lambda: terminal.read(1 << 16) or b"", b""))
+
+
 def test_brackets_in_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "x[/red].bin"
     unit = Unit(key="k", folder="f", files=(RemoteFile(name=name, url=name, bytes=9),))
@@ -28,6 +35,7 @@ def test_brackets_in_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch
             progress.began(unit)
             progress.waits(unit, "process 7 on [/node]")
             progress.damaged(unit, [name])
-        text = terminal.read(1 << 16).decode()
+        stderr.flush()
+        text = everything(terminal).decode()
     assert name in text
     assert "s3://bucket/[/bold]" in text

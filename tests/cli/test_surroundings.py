@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RUN = "import sys; from stoker.cli import main; main(sys.argv[1:])"
 
 
@@ -22,13 +24,20 @@ def stoker(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -
     return done.returncode, (done.stdout or b"").decode("latin-1"), done.stderr.decode()
 
 
-def test_a_full_disk_is_said_and_no_traceback() -> None:
-    full = os.open("/dev/full", os.O_WRONLY)
-    try:
-        code, _, said = stoker("plan", stdout=full)
-    finally:
-        os.close(full)
+@pytest.mark.parametrize("at_once", ["", "1"])  # a file is written to at the end, unless one asks for more
+@pytest.mark.parametrize("arguments", ["plan", "plan --json", "plan --help", "metrics dashboard"])
+def test_a_full_disk_is_said_and_no_traceback(arguments: str, at_once: str) -> None:
+    with open("/dev/full", "wb") as full:
+        code, _, said = stoker(*arguments.split(), stdout=full.fileno(), PYTHONUNBUFFERED=at_once)
     assert (code, said) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("closed", "code"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("--nodes x 2>/dev/full", 2)]
+)
+def test_an_output_that_is_closed_or_full_changes_no_exit_code(closed: str, code: int) -> None:
+    line = f'"{sys.executable}" -m stoker.cli plan {closed}'
+    assert subprocess.run(["sh", "-c", line], stdout=subprocess.DEVNULL).returncode == code
 
 
 def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:

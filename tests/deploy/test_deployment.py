@@ -40,6 +40,18 @@ GOLDEN = Path(__file__).parents[2] / "deploy"
             {"name": "x" * 53, "prepare": Prepare(arguments=("--out", "c"), pods=11)},
             "63 letters are the most",
         ),
+        ({"image": "http://registry/train"}, "image 'http://registry/train' is none"),
+        ({"image": "Train"}, "image 'Train' is none"),
+        ({"image": "a:b:c"}, "image 'a:b:c' is none"),
+        ({"data": "corpus"}, "is a path from here"),
+        ({"data": "s3:/bucket/corpus"}, "is a path from here"),
+        ({"data": "/lustre/corpus"}, "containers see no other folder"),
+        (
+            {"data": "/lustre/corpus", "image": "", "container": "site/train"},
+            "containers see no other folder",
+        ),
+        ({"data": "s3://key:hunter2@host/corpus"}, "data 's3://***@host/corpus' carries a secret"),
+        ({"data": "https://host/corpus?sig=hunter2"}, "carries a secret"),
         ({"command": ()}, "nothing to train"),
         ({"command": ("python", "train.py")}, "torchrun runs a script and not python"),
         ({"data": ""}, "no dataset"),
@@ -74,6 +86,31 @@ def test_what_does_not_add_up_is_refused_with_its_reason(given: dict[str, Any], 
         deployment(**given)
     assert said in refused.value.message
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "train",
+        "site/train:1.0_x",
+        "Registry.Site:5000/team/train__x",
+        "ghcr.io/a/b@sha256:" + "0" * 64,
+        "localhost/stoker:latest",
+    ],
+)
+def test_images_are_named_as_runtimes_take_them(image: str) -> None:
+    assert deployment(image=image).image == image
+
+
+def test_data_that_every_node_sees_is_taken() -> None:
+    assert deployment(data="/shared/corpus").data
+    assert deployment(data="/lustre/corpus", image="").data  # Slurm without a container
+
+
+@pytest.mark.parametrize("arguments", [("--out",), ("x", "--out="), ("--out", "--seed"), ("--output", "c")])
+def test_a_dataset_that_is_to_be_made_nowhere_is_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="names no --out"):
+        Prepare(arguments=arguments)
 
 
 @pytest.mark.parametrize(

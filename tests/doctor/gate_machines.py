@@ -153,6 +153,10 @@ CASES = (
         stops=on(ALL, "writable cache"), why="nothing can be staged",
     ),
     Case(
+        name="a cache behind a link to an unmounted disk", make=lambda: cache(broken_link=True),
+        stops=on(ALL, "writable cache"), why="no folder can be made there",
+    ),
+    Case(
         name="another user's cache", make=lambda: cache(writable=False), stops=on(ALL, "writable cache"),
         why="nothing can be staged",
     ),

@@ -66,10 +66,6 @@ class Scene:
     then: str = ""  # what a remedy's comment says besides: reset the card
 
 
-def _same(remedy: str, *checks: str) -> tuple[tuple[str, str], ...]:
-    return tuple((check, remedy) for check in checks)
-
-
 _STAND_IN = (
     "mount -t sysfs sys {real}; ip link add ens1 type bridge; mount --rbind {sys} /sys; "
     "mkdir -p /sys/class/net /sys/devices/virtual; mount --bind {real}/class/net /sys/class/net; "
@@ -207,7 +203,6 @@ NOT_TRIED = (
     (r"echo N > /sys/class/bdi", "needs an NFS mount; the guest of the tests has no sysfs"),
     (r"export HF_HOME", "names a disk of this machine"),
     (r"ulimit -l unlimited", "as `ulimit -l N`, which is tried with the check of locked memory"),
-    (r"printf .* > /etc/security/limits.d", "raises a hard limit, which the test's machine may not"),
 )  # fmt: skip
 
 
@@ -215,6 +210,10 @@ NOT_TRIED = (
 ELSEWHERE = (
     (r"umount PATH && mount -t nfs4", "a real NFS mount, through mount(2): `test_doctor_nfs.py`"),
     (r"sudo install", "two users: `test_a_folder_given_to_a_user_is_writable`"),
+    (
+        r"printf .* > /etc/security/limits.d",
+        "logins of root and another, with a lower number: `test_limits_hold_for_root_and_for_others`",
+    ),
     (r"export OMP_NUM_THREADS", "a cgroup: `test_threads_within_a_quota_are_good`"),
 )
 

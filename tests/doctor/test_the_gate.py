@@ -42,6 +42,7 @@ def test_open_files_that_the_job_can_raise_itself_do_not_stop_it(hard: int, want
     [
         ({"options": ("ro", "noatime")}, "writable cache"),
         ({"writable": False}, "writable cache"),
+        ({"broken_link": True}, "writable cache"),
         ({"free_bytes": 1 << 20, "held_bytes": 0}, "free space"),
         ({"free_inodes": 3, "total_inodes": 1_000_000}, "free inodes"),
     ],

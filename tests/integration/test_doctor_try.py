@@ -33,11 +33,9 @@ print(json.dumps(as_plain(try_folder(sys.argv[1], Path(sys.argv[2])))))
 
 @pytest.fixture
 def on_mount(
-    tmp_path: Path, stoker_environ: Callable[..., dict[str, str]], skip_or_fail: Callable[[str], None]
+    tmp_path: Path, stoker_environ: Callable[..., dict[str, str]], need_root: None
 ) -> Callable[..., dict[str, object]]:
     """Try a folder after these lines of shell, with mounts of its own."""
-    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        skip_or_fail("mounts of its own need root: run the tests as root in a container or virtual machine")
     folder = tmp_path / "mounted"
     folder.mkdir()
 

@@ -236,6 +236,7 @@ LOCK = """import ctypes
 SHARED = '{"per": "job", "folder": os.environ["HERE"]}'
 
 
+@pytest.mark.usefixtures("need_root")
 @pytest.mark.parametrize("hold", [STOP, LOCK], ids=["stopped", "in a call that keeps the lock"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_worker_that_lives_is_never_overtaken(job: Job, hold: str, nodes: int) -> None:
@@ -253,6 +254,7 @@ def test_a_worker_that_lives_is_never_overtaken(job: Job, hold: str, nodes: int)
     assert job.notes()[1:] == ["done"]
 
 
+@pytest.mark.usefixtures("need_root")
 def test_another_node_takes_over_from_a_killed_worker(job: Job) -> None:
     body = BUSY.replace("HOLD", "len(job_notes()) > 1 or os.kill(os.getpid(), signal.SIGKILL)")
     body = body.replace("**MORE", f"**{SHARED}")
@@ -264,10 +266,9 @@ def test_another_node_takes_over_from_a_killed_worker(job: Job) -> None:
     assert processes[killed].wait(60) == -signal.SIGKILL
 
 
-def test_what_another_user_answers_is_not_read(job: Job, skip_or_fail: Callable[[str], None]) -> None:
+@pytest.mark.usefixtures("need_root")
+def test_what_another_user_answers_is_not_read(job: Job) -> None:
     """An answer carries a pickle: whoever can write to the folder would run what they like."""
-    if os.geteuid():
-        skip_or_fail("this test acts as another user: it needs root")
     body = BUSY.replace("HOLD", 'wait_for("enough")').replace("**MORE", f"**{SHARED}")
     processes = [job.start(rank, body, size=2) for rank in range(2)]
     wait_until(lambda: len(job.notes()) == 1, "one works")

@@ -30,6 +30,7 @@ MACHINE = (
         ("mount -o remount,size=64m /dev/shm", "", ["shared memory"]),
         ("head -c 1100M /dev/zero > /dev/shm/left", "", ["shared memory"]),
         ("mount -o remount,ro {folder}", "", ["writable cache"]),
+        ("umount {folder}; rmdir {folder}; ln -s /nowhere {folder}", "", ["writable cache"]),
         ("mount -o remount,size=48m {folder}", "", ["free space"]),
         ("mount -o remount,nr_inodes=50 {folder}", "", ["free inodes"]),
         ("true", "prlimit --nofile=1024:1024", ["open files"]),

@@ -22,7 +22,7 @@ from stoker.stage.plan import key_of, units_of
 from stoker.stage.run import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.integration
 
@@ -30,10 +30,8 @@ SHARD = 9 << 16  # small: the fuzz stages thousands of times
 
 
 @pytest.fixture
-def place(skip_or_fail: Callable[[str], None]) -> Iterator[Path]:
+def place(need_root: None) -> Iterator[Path]:
     """A folder that all users can reach, with an origin, a shared cache and something outside of both."""
-    if os.geteuid():
-        skip_or_fail("this test acts as several users: it needs root")
     folder = Path(tempfile.mkdtemp(prefix="stoker-users-"))
     folder.chmod(0o755)
     write_noise(folder / "origin", shards=2, shard_bytes=SHARD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -200,12 +199,6 @@ print(*(f"{lease.path.stem}:{lease.epoch}:{lease.previous_is_dead}" for lease in
 
 
 # --- containers -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def need_root(skip_or_fail: Callable[[str], None]) -> None:
-    if os.geteuid() != 0:
-        skip_or_fail("namespaces and mounts need root: run as root")
 
 
 @pytest.mark.usefixtures("need_root")

@@ -13,7 +13,11 @@ import pytest
 from groups import cgroup
 
 sys.path.append(str(Path(__file__).parents[1] / "doctor"))
+from gate_machines import good, limits
 from remedies import SCENES, Scene, general
+
+from stoker.doctor.examine import examine
+from stoker.doctor.need import Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,13 +92,8 @@ def remedies_of(checks: dict[str, list[dict[str, Any]]]) -> set[tuple[str, str]]
     }
 
 
-def test_threads_within_a_quota_are_good(
-    tmp_path: Path, stoker_environ: Callable[..., dict[str, str]], skip_or_fail: Callable[[str], None]
-) -> None:
-    if os.geteuid():
-        skip_or_fail(
-            "a cgroup of its own needs root: run the tests as root in a container or virtual machine"
-        )
+@pytest.mark.usefixtures("need_root")
+def test_threads_within_a_quota_are_good(stoker_environ: Callable[..., dict[str, str]]) -> None:
     with cgroup(memory_bytes=1 << 30, cores=0.5) as under:
         told = {"checks": ["CPU quota"], "doctor": DOCTOR, "under": "", "then": ""}
         done = subprocess.run(
@@ -109,14 +108,11 @@ def test_threads_within_a_quota_are_good(
     assert [before["CPU quota"][0]["level"], after["CPU quota"][0]["level"]] == ["warn", "ok"]
 
 
+@pytest.mark.usefixtures("need_root")
 def test_a_folder_given_to_a_user_is_writable(
     tmp_path: Path, stoker_environ: Callable[..., dict[str, str]], skip_or_fail: Callable[[str], None]
 ) -> None:
     """The user's shell puts in who that is, and sudo does it: here a program that leaves it to the test."""
-    if os.geteuid():
-        skip_or_fail(
-            "another user's process needs root: run the tests as root in a container or virtual machine"
-        )
     if not all(folder.stat().st_mode & 0o001 for folder in Path(sys.prefix).parents):
         skip_or_fail("other users cannot reach this clone: let them through its folders (chmod o+x)")
     for folder in (tmp_path, *tmp_path.parents):
@@ -143,3 +139,30 @@ def test_a_folder_given_to_a_user_is_writable(
         subprocess.run([*user, "sh", "-ec", line], env=environ, check=True)
         subprocess.run((tmp_path / "open/asked").read_text().split("\n")[:-1], check=True)
     assert examined()["level"] == "ok"
+
+
+def test_limits_hold_for_root_and_for_others(
+    laid_out: dict[str, Path], namespaces: tuple[str, ...], require_binary: Callable[[str], str]
+) -> None:
+    """PAM's `*` is everybody but root. What sets limits can be tried by lowering them, without the right to
+    raise them."""
+    require_binary("su")
+    few = limits(open_files_soft=1024, open_files_hard=1024)
+    (told,) = (one for one in examine(good(limits=few), need=Need(open_files=4096)) if one.level == "fail")
+    lines = [line.replace("1048576", "4096") for line in told.seen.fix]
+    mounts = ["set -e; mount --make-rprivate /", f"mount --bind {laid_out['etc']} /etc"]
+    logins = [f"su -s /bin/sh -c 'ulimit -Hn' {user}" for user in ("root", "nobody")]
+    done = subprocess.run(
+        [
+            *namespaces,
+            "prlimit",
+            "--nofile=8192:8192",
+            "sh",
+            "-c",
+            "\n".join([*mounts, *lines, *lines, *logins]),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["4096", "4096"]), done.stderr

@@ -65,6 +65,14 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
     assert (there.mountpoint, there.disk) == (missing.mountpoint, missing.disk)
 
 
+@pytest.mark.parametrize("target", ["nowhere", "link"])  # not there, or a circle
+def test_a_link_that_leads_nowhere_is_no_folder_to_be_made(target: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    (tmp_path / "good").symlink_to(tmp_path)
+    paths = [tmp_path / name for name in ("link", "link/cache", "good", "good/cache")]
+    assert [read_place(Files(), "cache", path).broken_link for path in paths] == [True, True, False, False]
+
+
 def test_the_disk_of_a_partition_is_the_whole_disk(tmp_path: Path) -> None:
     """sysfs, laid out as it is: a partition's folder lies in its disk's, and is linked by number."""
     disk = tmp_path / "sys" / "devices" / "pci" / "nvme0n1"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from stoker.formats.megatron import read_index_file as read_megatron_index
-from stoker.formats.tar import read_index_file
+from stoker.formats import megatron as pairs
+from stoker.formats import tar
 from stoker.formats.zstd import SeekableReader, zstd_module
 from stoker.prepare.check import verify_dataset
 
@@ -65,7 +65,8 @@ def test_webdataset_keys_are_unique_over_all_shards(make: Make, large_corpus: Pa
 def test_the_side_index_finds_every_sample(make: Make, corpus: Path, tmp_path: Path) -> None:
     make(corpus, format="webdataset")
     data = (tmp_path / "out" / "shard-00000.tar").read_bytes()
-    index = read_index_file(tmp_path / "out" / "shard-00000.index.npz")
+    with (tmp_path / "out" / "shard-00000.index.npz").open("rb") as file:
+        index = tar.read_index(file, name="shard-00000")
     first = [index.offset[index.starts[n]] for n in range(len(index))]
     sizes = [index.size[index.starts[n]] for n in range(len(index))]
     found = [json.loads(data[start : start + size]) for start, size in zip(first, sizes, strict=True)]
@@ -93,7 +94,8 @@ def test_a_document_of_a_compressed_shard_is_read_alone(
     make: Make, corpus: Path, texts: list[str], encode: Encode, tmp_path: Path
 ) -> None:
     make(corpus, zstd=True, shuffle=False)
-    index = read_megatron_index(tmp_path / "out" / "shard-00000.idx")
+    with (tmp_path / "out" / "shard-00000.idx").open("rb") as file:
+        index = pairs.read_index(file, name="shard-00000")
     with SeekableReader((tmp_path / "out" / "shard-00000.bin.zst").open("rb"), name="x") as file:
         file.seek(int(index.offsets[40]))
         found = np.frombuffer(file.read(int(index.lengths[40]) * 2), "<u2").tolist()

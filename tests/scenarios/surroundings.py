@@ -74,3 +74,6 @@ def _cgroup(controller: str, v1_file: str, v1: str, v2_file: str, v2: str) -> It
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
     finally:
         group.rmdir()
+
+
+NEED_ROOT = (slow_disk, half_a_core, tiny_shm)  # cgroups and mounts

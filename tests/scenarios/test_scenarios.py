@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import surroundings
 
 from scenarios import SCENARIOS, Scenario, watched
 from stoker.diagnose.rules import judge
@@ -27,8 +28,13 @@ def marks(scenario: Scenario) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("scenario", [pytest.param(one, id=one.name, marks=marks(one)) for one in SCENARIOS])
 def test_a_fault_is_named_and_no_other(
-    scenario: Scenario, tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
+    scenario: Scenario,
+    tmp_path: Path,
+    stoker_environ: Callable[..., dict[str, str]],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if scenario.machine in surroundings.NEED_ROOT:
+        request.getfixturevalue("need_root")
     seen = watched(scenario, tmp_path, environ=stoker_environ())
     found = judge(seen).findings
     assert sorted(one.kind for one in found) == sorted(scenario.kinds)

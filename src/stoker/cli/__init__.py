@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import takewhile
@@ -58,20 +59,29 @@ def main(arguments: list[str] | None = None) -> None:
     if os.getpid() == 1:
         # the kernel ends no first process of a container by a signal: a pod would stay for its whole grace
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    _leave_nothing_to_write()
+    sys.exit(code)
+
+
+def _leave_nothing_to_write() -> None:
+    """Python would try once more at its end to write what had no room or no reader, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # closed by whoever started us
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(arguments: list[str]) -> int:
     """Run the command; its exit code. What failed is said on stderr, and with --json on stdout too."""
     fail = partial(_fail, as_json="--json" in takewhile(lambda one: one != "--", arguments))
     try:
-        code = stoker.main(arguments, prog_name="stoker", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as leave:
-        return leave.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()  # its message is the whole help text
-        return error.exit_code
+        code = _ran(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # into a file it is written now and not before
+        return code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         return fail(_said(error), f"see {context.command_path} --help" if context else "", error.exit_code)
@@ -90,6 +100,17 @@ def run(arguments: list[str]) -> int:
         return fail("interrupted", hint, 130)
 
 
+def _ran(arguments: list[str]) -> int:
+    try:
+        code = stoker.main(arguments, prog_name="stoker", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # its message is the whole help text
+        return error.exit_code
+
+
 def _said(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.ctx:
         known = [name for one in error.ctx.command.get_params(error.ctx) for name in one.opts]
@@ -99,16 +120,11 @@ def _said(error: click.ClickException) -> str:
 
 def _fail(message: str, hint: str, code: int, *, as_json: bool) -> int:
     message, hint = redact_text(message), redact_text(hint)  # of a mistake in the command, say
-    click.echo(f"error: {message}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    with suppress(OSError):  # a full disk, or nobody reads: there is the exit code
+        click.echo(f"error: {message}", err=True)
+        if hint:
+            click.echo(f"hint: {hint}", err=True)
     if as_json:
-        _print_json({"error": {"message": message, "hint": hint, "exit_code": code}})
+        with suppress(OSError):
+            click.echo(json.dumps({"error": {"message": message, "hint": hint, "exit_code": code}}, indent=1))
     return code
-
-
-def _print_json(facts: object) -> None:
-    try:
-        click.echo(json.dumps(facts, indent=1))
-    except OSError:  # a full disk, or nobody reads: stderr has it, and Python must not try again as it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import Group
-from stoker.cli.values import choice, existing, json_option, size
+from stoker.cli.values import choice, existing, given_path, json_option, size
 from stoker.storage import is_local, local_path
 
 if TYPE_CHECKING:
     from stoker.bench.figures import Bench
 
-_html = click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page."
-)
+_html = click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
 
 
 def _seconds(default: float, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -157,7 +155,7 @@ def loader(
 
 
 @command.command()
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folder", type=given_path(exists=True, file_okay=False))
 @_size("1GiB", "Bytes of the state that is saved.")
 @click.option("--saves", type=click.IntRange(1, 100), default=3, show_default=True, help="Saves to measure.")
 @_html
@@ -212,7 +210,7 @@ def collective(
 
 
 @command.command()
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folder", type=given_path(exists=True, file_okay=False))
 @click.option(
     "--profile", default="resnet50-h100", show_default=True, help="A workload of MLPerf Storage and its card."
 )

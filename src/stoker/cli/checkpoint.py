@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import Group
-from stoker.cli.values import choice, json_option, size
+from stoker.cli.values import choice, given_path, json_option, size
 from stoker.errors import BadCheckpointError, UsageError
 from stoker.formats.sizes import counted
 
@@ -170,7 +170,7 @@ def gc(root: str, remote: str, keep: int, dry_run: bool, as_json: bool) -> None:
 
 @command.command()
 @click.argument("root")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option("--out", required=True, type=given_path(), help="Folder.")
 @_remote
 @_name
 @choice(
@@ -216,7 +216,7 @@ def _export(found: Checkpoint, out: Path, *, kind: str, prefix: str | None, shar
 
 @command.command(name="import")
 @click.argument("source")
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Run folder.")
+@click.option("--out", required=True, type=given_path(file_okay=False), help="Run folder.")
 @click.option("--step", type=click.IntRange(min=0), help="Its step.  [default: as the source says, or 0]")
 @click.option(
     "--rename", multiple=True, metavar="OLD=NEW", help="A beginning of names, and what replaces it."
@@ -301,7 +301,7 @@ def diff(root: str, one: str, other: str, remote: str, as_json: bool) -> None:
 @click.argument("pid", type=int)
 @click.option(
     "--image",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=given_path(file_okay=False),
     help="Write the process here too, with CRIU.",
 )
 @json_option
@@ -314,7 +314,7 @@ def suspend(pid: int, image: Path | None, as_json: bool) -> None:
 
 @command.command()
 @click.argument("pid", type=int)
-@click.option("--image", type=click.Path(path_type=Path, file_okay=False), help="Its CRIU image, if any.")
+@click.option("--image", type=given_path(file_okay=False), help="Its CRIU image, if any.")
 @json_option
 def resume(pid: int, image: Path | None, as_json: bool) -> None:
     """Bring a suspended process PID back onto its GPU and let it go on."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import Group
-from stoker.cli.values import size
+from stoker.cli.values import given_path, size
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
     """What both kinds of cluster are told."""
     for option in reversed(
         (
-            click.argument("job", type=click.Path(path_type=Path, dir_okay=False)),
+            click.argument("job", type=given_path(dir_okay=False)),
             click.argument("command", nargs=-1, type=click.UNPROCESSED),
-            click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write."),
+            click.option("--out", required=True, type=given_path(), help="Folder to write."),
             click.option("--data", default="", metavar="URL", help="Dataset to stage to every node."),
             click.option("--name", default="", help="Name of the job.  [default: the plan's]"),
             click.option(

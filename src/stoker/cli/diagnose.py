@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.values import given_path
 from stoker.formats.sizes import counted
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ _KEYS = (
 
 
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, exists=True))
-@click.argument("other", metavar="[B]", type=click.Path(path_type=Path, exists=True), required=False)
+@click.argument("run", metavar="RUN", type=given_path(exists=True))
+@click.argument("other", metavar="[B]", type=given_path(exists=True), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.pass_context
 def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.values import given_path
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     from stoker.machine.snapshot import Snapshot
 
 _EXAMINE_EVERY_S = 30.0
-_FILE = click.Path(path_type=Path, dir_okay=False)
+_FILE = given_path(dir_okay=False)
 
 
 @click.command()
 @click.argument("snapshot", required=False, type=_FILE, metavar="[SNAP.json]")
-@click.option("--data", type=click.Path(path_type=Path), metavar="PATH", help="Where the training data lies.")
+@click.option("--data", type=given_path(), metavar="PATH", help="Where the training data lies.")
 @click.option(
     "--cache",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=given_path(file_okay=False),
     metavar="DIR",
     help="Where staged data is to lie.  [default: $STOKER_CACHE, else the temporary folder]",
 )
@@ -85,6 +86,8 @@ def command(
     from stoker.doctor.examine import worst
     from stoker.doctor.need import Need, read_need
 
+    if (dry_run or yes) and not fix:
+        raise UsageError("--dry-run and --yes say how to --fix", hint="add --fix, or leave them out")
     wanted = read_need(need) if need else Need()
     if snapshot is not None:
         if data or cache or active or record or fix or metrics:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.values import existing, json_option
+from stoker.cli.values import existing, given_path, json_option
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _weights(text: str) -> tuple[float, ...]:
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank's rows.")
 @click.option(
     "--state",
-    type=click.Path(path_type=Path, exists=True),
+    type=given_path(exists=True),
     help="What the job saved: a checkpoint of stoker's, a torch.save file or JSON that holds the loader's "
     "state. It knows the options below, and how many ranks took which steps.",
 )

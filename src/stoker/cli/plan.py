@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.values import given_path
 from stoker.formats.sizes import say_binary, say_size
 
 if TYPE_CHECKING:
@@ -45,17 +46,17 @@ def as_written(kind: str, value: Any) -> str:  # of any kind a job has
 
 
 @click.command()
-@click.argument("job", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("job", required=False, type=given_path(dir_okay=False))
 @click.option(
     "--measured",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True),
+    type=given_path(exists=True),
     metavar="PATH",
     help="A recorded run, or a benchmark's result: replaces what the job guesses.",
 )
 @click.option("--simulate", is_flag=True, help="Play the first epochs through, under several policies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, for doctor and deploy.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page.")
+@click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
 @_flags
 def command(
     job: Path | None,

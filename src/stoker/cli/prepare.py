@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import DefaultToRun
-from stoker.cli.values import choice, existing, json_option, size
+from stoker.cli.values import choice, existing, given_path, json_option, size
 from stoker.errors import BadShardError, UsageError
 from stoker.formats.sizes import counted
 from stoker.machine.allowed import usable_cores
@@ -133,7 +133,7 @@ def command() -> None:
 @click.option("--ray-address", default="", metavar="ADDRESS", help="Ray: cluster to join.  [default: auto]")
 @click.option(
     "--work",
-    type=click.Path(file_okay=False),
+    type=given_path(file_okay=False),
     metavar="DIR",
     help="Scratch folder that all tasks see.  [default: inside --out]",
 )
@@ -207,7 +207,7 @@ def index(dataset: str, tokenizer: str, as_json: bool) -> None:
 
 
 @command.command(hidden=True)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=given_path())
 def merge(folder: Path) -> None:
     """Finish the dataset of a work FOLDER whose tasks are done (the last job of a Slurm run)."""
     from stoker.prepare.finish import finish

@@ -7,14 +7,12 @@ from pathlib import Path
 import click
 
 from stoker.cli.showing import PAGE_PORT
-from stoker.cli.values import port_option, price_option
+from stoker.cli.values import given_path, port_option, price_option
 
 
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, exists=True))
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write.  [default: RUN.html]"
-)
+@click.argument("run", metavar="RUN", type=given_path(exists=True))
+@click.option("--out", type=given_path(dir_okay=False), help="File to write.  [default: RUN.html]")
 @price_option
 @port_option("--page", usual=PAGE_PORT, help="Serve it until Ctrl-C instead, renewed while the run lasts.")
 def command(run: Path, out: Path | None, price: float | None, page: str | None) -> None:

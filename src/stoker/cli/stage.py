@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import DefaultToRun
-from stoker.cli.values import existing, json_option, size
+from stoker.cli.values import existing, given_path, json_option, size
 from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CACHE = click.option(
     "--cache",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=given_path(file_okay=False),
     metavar="DIR",
     help="Folder the files go to.  [default: $STOKER_CACHE, else stoker-cache-UID in the temporary folder]",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.showing import METRICS_PORT, PAGE_PORT, Showing, afterwards, shown, verdict, with_stderr
-from stoker.cli.values import port_option, price_option
+from stoker.cli.values import Finite, given_path, port_option, price_option
 from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
-@click.option("--out", type=click.Path(path_type=Path), help="Run folder.  [default: stoker-runs/TIME-NAME]")
+@click.option("--out", type=given_path(), help="Run folder.  [default: stoker-runs/TIME-NAME]")
 @click.option(
     "--hz", type=float, default=1.0, show_default=True, help="Samples a second of machine and GPUs."
 )
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--window",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=20.0,
     show_default=True,
     help="Seconds of steps at each batch size; then the command is sent SIGTERM.",

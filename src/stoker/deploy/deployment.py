@@ -11,6 +11,8 @@ from pathlib import PurePosixPath
 from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 from stoker.plan.arithmetic import Plan, say_gib, say_time
+from stoker.redact import redact_url
+from stoker.urls import is_local, local_path
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # 63 with the index and hash that pods get
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -18,7 +20,11 @@ _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _WORD = re.compile(r"[\w.,/+-]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # as Slurm has it: [days-]h[:m[:s]], m[:s]
 _UNLIMITED = ("0", "UNLIMITED", "INFINITE")
-_IMAGE = re.compile(r"[\w.:/@#+-]+")
+# as container runtimes have it: [host[:port]/]name[:tag][@digest], of which only the host may have capitals
+_IMAGE = re.compile(
+    r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?", re.ASCII
+)
+_ENROOT = re.compile(r"[\w.:/@#+-]+", re.ASCII)  # also a file, and a registry parted by #
 _RDMA = re.compile(r"[a-z0-9.-]+/[\w.-]+(=[1-9][0-9]{0,2})?")
 _NETWORK = re.compile(r"([a-z0-9-]+/)?[a-z0-9][a-z0-9.-]*")
 _PATH = re.compile(r"(/[^/\s:$]+)+/?")  # without what shell, kubelet or mount take for something else
@@ -37,13 +43,23 @@ class Prepare:
     memory: int = 32 << 30
 
     def __post_init__(self) -> None:
-        if not any(word == "--out" or word.startswith("--out=") for word in self.arguments):
+        if not _says_out(self.arguments):
             raise UsageError(
                 f"prepare {' '.join(self.arguments)!r} names no --out",
                 hint="write it as for `stoker prepare`: 'SOURCES --tokenizer T --out URL'",
             )
         if min(self.pods, self.cores, self.memory) < 1:
             raise UsageError("prepare needs a pod, a core and some memory", hint="leave the defaults")
+
+
+def _says_out(arguments: tuple[str, ...]) -> bool:
+    """With a value behind it, which is no option."""
+    following = (*arguments[1:], "")
+    return any(
+        (word == "--out" and value and not value.startswith("-"))
+        or word.removeprefix("--out=") not in (word, "")
+        for word, value in zip(arguments, following, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,8 +172,8 @@ def _check_names(one: Deployment) -> None:
     for what, word in (("gpu", one.gpu), ("partition", one.partition)):
         if not _WORD.fullmatch(word):
             raise UsageError(f"{what} {word!r} is none", hint="use letters, digits, dots, slashes and dashes")
-    for image in filter(None, (one.image, one.container)):
-        if not _IMAGE.fullmatch(image):
+    for image, allowed in ((one.image, _IMAGE), (one.container, _ENROOT)):
+        if image and not allowed.fullmatch(image):
             raise UsageError(f"image {image!r} is none", hint="name one as registry/name:tag")
     if one.prepare and len(last := f"{one.name}-prepare-{one.prepare.pods - 1}") > 63:
         raise UsageError(
@@ -190,6 +206,27 @@ def _check_command(one: Deployment) -> None:
             raise UsageError(
                 f"{word!r} is no word that a file can hold", hint="leave out NUL and broken UTF-8"
             )
+
+
+def _check_data(one: Deployment) -> None:
+    if redact_url(one.data) != one.data:
+        raise UsageError(
+            f"data {redact_url(one.data)!r} carries a secret, and these files are for others to read",
+            hint="give the bare URL; keys come from a Secret or the job's environment",
+        )
+    if not is_local(one.data):
+        return
+    path = PurePosixPath(local_path(one.data))
+    if not path.is_absolute():
+        raise UsageError(
+            f"data {one.data!r} is a path from here, and the job begins elsewhere",
+            hint="give a URL as s3://bucket/corpus, or an absolute path",
+        )
+    if (one.image or one.container) and not any(path.is_relative_to(p) for p in (one.shared, one.cache)):
+        raise UsageError(
+            f"data {one.data} is not in {one.shared}, and containers see no other folder of the node",
+            hint="put it there, or give --shared a folder above it, or a URL",
+        )
 
 
 def _check_paths(one: Deployment) -> None:
@@ -272,6 +309,7 @@ _CHECKS = (
     _check_names,
     _check_network,
     _check_command,
+    _check_data,
     _check_paths,
     _check_cores,
     _check_shm,

@@ -6,16 +6,15 @@ Without a plan they come from a loader's settings; what nobody said keeps usual 
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import UnreadableError
+from stoker.formats.small_json import read_json
 
 # In /dev/shm: ranks of a node talk through it, and eight workers with two batches of 64 MiB fill it.
 SHM_A_GPU = 1 << 30
-_FILE_BYTES = 16 << 20  # a plan is some kilobytes; a device or somebody's dataset has no end
 _MOST = 1 << 62
 
 
@@ -52,7 +51,7 @@ def read_need(path: Path) -> Need:
     """The `needs` of `stoker plan --json`, a file of such numbers, or a loader's settings
     (workers, prefetch, batch_bytes, ranks)."""
     try:
-        return need_of(_json(path))
+        return need_of(read_json(path))
     except OSError as error:
         raise UnreadableError(
             f"{path} cannot be read: {error.strerror}", hint="write one with `stoker plan --json`"
@@ -78,17 +77,6 @@ def need_of(plain: Any) -> Need:  # whatever JSON holds
         raise ValueError(f"it has none of {', '.join(names)}")
     _refuse_misspelt(set(needs) - set(names), names)
     return Need(**{name: _whole(value) for name, value in found.items()})
-
-
-def _json(path: Path) -> Any:
-    with path.open("rb") as file:
-        text = file.read(_FILE_BYTES + 1)
-    if len(text) > _FILE_BYTES:
-        raise ValueError(f"it is longer than {_FILE_BYTES >> 20} MiB")
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def _refuse_misspelt(others: set[str], names: list[str]) -> None:

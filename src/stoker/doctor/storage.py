@@ -123,6 +123,11 @@ def room(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
 
 def writable(place: Place, snapshot: Snapshot, need: Need) -> Seen | None:
     path, mountpoint = shlex.quote(place.path), shlex.quote(known(place.mountpoint))
+    if place.broken_link is True:  # older recordings do not say
+        return fail(
+            "a link on its way leads nowhere",
+            f"namei -l {path}  # mount what it leads to, or another --cache DIR",
+        )
     if "ro" in known(place.options):
         return fail("mounted read-only", f"mount -o remount,rw {mountpoint}  # or another --cache DIR")
     if not known(place.writable):

@@ -133,10 +133,5 @@ def check_pair(index: MegatronIndex, *, bin_bytes: int, name: str) -> None:
         raise _bad(name, f"describes {index.bin_bytes:,} bytes of tokens, the .bin holds {bin_bytes:,}")
 
 
-def read_index_file(path: Path) -> MegatronIndex:
-    with path.open("rb") as file:
-        return read_index(file, name=str(path))
-
-
 def _bad(name: str, what: str) -> BadShardError:
     return BadShardError(f"{name} {what}", hint="restore the file from where it came, or prepare it again")

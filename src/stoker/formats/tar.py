@@ -14,7 +14,6 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -266,11 +265,6 @@ def is_header_of(block: bytes, *, name: str, size: int) -> bool:
     wanted = name.encode(errors=_ANY_BYTES)
     found = block[:_NAME_LIMIT].partition(b"\0")[0]
     return found == wanted or not wanted.isascii() or len(wanted) > _NAME_LIMIT or block[345] != 0
-
-
-def read_index_file(path: Path) -> TarIndex:
-    with path.open("rb") as file:
-        return read_index(file, name=str(path))
 
 
 def _make_index(

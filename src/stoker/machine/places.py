@@ -41,9 +41,11 @@ def read_place(files: Files, role: str, path: Path) -> Place:
     mounts = files.parsed("/proc/self/mountinfo", mounts_of)
     if isinstance(mounts, Unknown):
         return Place(role=role, path=str(path), mountpoint=mounts, filesystem=mounts, options=mounts)
-    if place := within(_PATIENCE_S, lambda: _place(files, role, path, mounts)):
+    whole = path.absolute()
+    if place := within(_PATIENCE_S, lambda: _place(files, role, whole, mounts)):
+        place = replace(place, path=str(path))
         return replace(place, held_bytes=_held(path)) if role == "cache" else place
-    mount, silent = _holding(mounts, path.absolute()), Unknown(reason=f"no answer in {_PATIENCE_S:g} s")
+    mount, silent = _holding(mounts, whole), Unknown(reason=f"no answer in {_PATIENCE_S:g} s")
     return Place(
         role=role,
         path=str(path),
@@ -96,9 +98,10 @@ def _disk_node(files: Files, name: str) -> int | Unknown | None:
 
 
 def _place(files: Files, role: str, path: Path, mounts: list[Mount]) -> Place:
-    there = path.absolute()
+    there = path
     while not os.path.exists(there) and there != there.parent:
         there = there.parent
+    broken = any(os.path.islink(one) for one in (path, *path.parents) if not os.path.exists(one))
     mount = _holding(mounts, there.resolve())
     if mount is None:
         return Place(role=role, path=str(path), answers=True, exists=os.path.exists(path))
@@ -110,6 +113,7 @@ def _place(files: Files, role: str, path: Path, mounts: list[Mount]) -> Place:
         path=str(path),
         answers=True,
         exists=os.path.exists(path),
+        broken_link=broken,
         writable=os.access(there, os.W_OK | os.X_OK),
         mountpoint=mount.mountpoint,
         source=mount.source,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import StorageError, UnreadableError
+from stoker.formats.small_json import read_json
 from stoker.machine.plain import NOT_READ, Unknown, as_plain, from_plain
 from stoker.machine.trials import Trials
 
@@ -133,6 +134,7 @@ class Place:
     given: bool = False  # by the user, who may want it changed; the others are guesses
     answers: bool | Unknown = NOT_READ  # False: a mount that hangs
     exists: bool | Unknown = NOT_READ
+    broken_link: bool | Unknown = NOT_READ  # in its way: no folder can be made there
     writable: bool | Unknown = NOT_READ  # by this user; of a folder that is not there, the one above it
     mountpoint: str | Unknown = NOT_READ
     source: str | Unknown = NOT_READ
@@ -287,7 +289,7 @@ def write_snapshot(snapshot: Snapshot, path: Path) -> None:
 def read_snapshot(path: Path) -> Snapshot:
     """A machine recorded by `stoker doctor --record`."""
     try:
-        plain = json.loads(path.read_text("utf-8"))
+        plain = read_json(path)
     except OSError as error:
         raise UnreadableError(
             f"{path} cannot be read: {error.strerror}", hint="record one with `stoker doctor --record FILE`"

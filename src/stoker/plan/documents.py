@@ -7,7 +7,6 @@ has looked at it. Aliases are refused: a page of them unfolds into gigabytes.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UsageError, require
+from stoker.formats.small_json import parse_json
 
 _MOST_BYTES = {".json": 64 << 20}  # a plan with all its courses, a benchmark with all its runs
 _MOST_YAML = 256 << 10  # a job is a page of it, and PyYAML reads some 100 kB a second
@@ -81,7 +81,7 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _read_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_once)
+    return parse_json(text, object_pairs_hook=_once)
 
 
 def _read_yaml(text: str) -> Any:

@@ -19,7 +19,9 @@ from stoker.plan.documents import read_document
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"^(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s|min|h|d|)$")
-_BITS = re.compile(r"[KMGTP]i?b$")  # as networks are sold: as bytes they would be eight times as fast
+# a small b is a bit, as networks are sold: taken for a byte it would be eight times as fast
+_BITS = re.compile(r"[KMGTPkmgtp][iI]?b$")
+_SOMETHING = re.compile(r"[0.]*[1-9]")
 _LEADING_ZERO = re.compile(r"0+[0-9]")
 _NUMBER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([KMBT]?)$", re.IGNORECASE)
@@ -170,13 +172,14 @@ def _parse(name: str, value: Any) -> Any:
         return str(value)
     text = str(value).strip()
     if _LEADING_ZERO.match(text):  # eight to YAML 1.1 and C, ten to YAML 1.2 and people
-        raise UsageError(f"{name}: {value!r} begins with a zero", hint=f"write {text.lstrip('0')}")
+        raise UsageError(f"{name}: {value!r} begins with a zero", hint=f"write {text.lstrip('0') or 0}")
     try:
         number = _PARSERS[kind](text)
     except (UsageError, ValueError, OverflowError):
         raise UsageError(f"{name}: {value!r} is no {_SAID[kind]}", hint=_help(name)) from None
     most = _MOST_OF_A_NODE.get(name, _MOST[kind])
-    if not (number == 0 or _LEAST <= number <= most):
+    nothing = number == 0 and not _SOMETHING.match(text)  # 1e-400 is nothing to a float, and was not meant
+    if not (nothing or _LEAST <= number <= most):
         raise UsageError(f"{name}: {value!r} is not between {_LEAST:g} and {most:g}", hint=_help(name))
     return number
 

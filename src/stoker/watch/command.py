@@ -257,8 +257,10 @@ def _spawn(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start it with our input, output and process group, and with signals as a shell would give them."""
     try:
         return os.posix_spawnp(command[0], list(command), environ, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
-    except OSError as error:
-        raise UsageError(f"cannot start {command[0]}: {error.strerror}", hint="check the command") from error
+    except (OSError, ValueError) as error:  # ValueError: an empty word, or one with a NUL in it
+        why = getattr(error, "strerror", None) or error
+        name = command[0] or "what has no name"
+        raise UsageError(f"cannot start {name}: {why}", hint="check the command") from error
 
 
 def _wait(pid: int, came: int, window: Window | None, signals: list[tuple[float, int]]) -> int:

@@ -178,7 +178,7 @@ def small_disk(tmp_path: Path, skip_or_fail: Any) -> Iterator[Path]:
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True)
     if mounted.returncode:
-        skip_or_fail("a filesystem cannot be mounted here")
+        skip_or_fail("a filesystem cannot be mounted here: run as root")
     yield disk
     subprocess.run(["umount", disk], check=True)
 

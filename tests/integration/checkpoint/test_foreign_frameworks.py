@@ -36,7 +36,7 @@ def run_job(stoker_environ: Any, skip_or_fail: Any) -> Callable[..., None]:
 
     def run(package: str, script: str, *arguments: object) -> None:
         if importlib.util.find_spec(package) is None:
-            skip_or_fail(f"{package} is not installed")
+            skip_or_fail(f"{package} is not installed: `make venv` brings it")
         command = [sys.executable, str(HERE / script), *map(str, arguments)]
         environ = stoker_environ(OMP_NUM_THREADS="1")
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)

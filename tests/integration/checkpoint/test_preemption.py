@@ -130,7 +130,7 @@ def test_the_first_process_of_a_pod_passes_its_end_on_and_everything_is_saved(
     left when the grace is over goes with SIGKILL. Process 1 has no default handlers."""
     pod = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     if subprocess.run([*pod, "true"], capture_output=True).returncode:
-        skip_or_fail("this user may not make a namespace of processes")
+        skip_or_fail("this user may not make a namespace of processes: run as root")
     environ = stoker_environ(OMP_NUM_THREADS="1")
     holds = ("--hold-at", str(HOLD_AT), "--hold-rank", "1")
     with training(corpus, tmp_path, environ, *holds, within=pod) as job:

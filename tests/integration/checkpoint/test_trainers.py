@@ -88,7 +88,7 @@ def trained(
 ) -> tuple[str, Path]:
     """A framework, and what a run of it leaves that nobody disturbs."""
     if importlib.util.find_spec(PACKAGES[request.param]) is None:
-        skip_or_fail(f"{PACKAGES[request.param]} is not installed")
+        skip_or_fail(f"{PACKAGES[request.param]} is not installed: `make venv` brings it")
     folder = tmp_path_factory.mktemp(request.param)
     with training(request.param, corpus, folder, stoker_environ(OMP_NUM_THREADS="1")) as job:
         pass

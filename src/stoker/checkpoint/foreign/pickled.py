@@ -5,6 +5,7 @@ nothing runs. Files go through torch's `weights_only`, DCP's own table through a
 from __future__ import annotations
 
 import argparse
+import enum
 import importlib
 import io
 import pickle
@@ -76,10 +77,19 @@ class _TableUnpickler(pickle.Unpickler):
     """Reads DCP's table of contents; a name that does not belong into one is an error before it is used."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # so Python 3.11.0 to 3.11.3 write a member of an Enum; others write its value
         allowed = name in _TABLE.get(module, ())
         if allowed or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return getattr(importlib.import_module(module), name)
         raise pickle.UnpicklingError(f"it would use {module}.{name}")
+
+
+def _member(kind: Any, name: str) -> Any:
+    """What getattr is asked for in a table: a member of one of its enumerations, and nothing else."""
+    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"it would use {name!r} of {kind!r}")
 
 
 def dcp_table(folder: Path) -> Metadata:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.formats.small_json import parse_json
 from stoker.recording import KINDS, Event, Floats, Samples, Seen, Spans, Stacks, Steps
 from stoker.spans import FIRST, HEAD, HEAD_BYTES, MAGIC
 
@@ -150,7 +150,7 @@ def read_events(path: Path, *, shift_s: float) -> tuple[Event, ...]:
     found = []
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):
-            one = json.loads(line)
+            one = parse_json(line)
             event = Event(t=one["t"] + shift_s, what=one["what"], text=one["text"], facts=one["facts"])
             found.append(event)
     return tuple(found)
@@ -159,7 +159,7 @@ def read_events(path: Path, *, shift_s: float) -> tuple[Event, ...]:
 def read_stacks(path: Path) -> Stacks:
     """What looks at a process's stack have seen; nothing of one that nobody looked at."""
     try:
-        told = json.loads(path.read_text("utf-8", "replace"))
+        told = parse_json(path.read_text("utf-8", "replace"))
         rows = [
             Seen(inside=inside, what=what, line=line, seconds=float(seconds), looks=int(looks))
             for inside, what, line, seconds, looks in told["rows"]
@@ -198,7 +198,7 @@ class _Table:
         try:
             with path.open("rb") as file:
                 head = file.readline()
-            names = json.loads(head)["columns"]
+            names = parse_json(head)["columns"]
             count = (path.stat().st_size - len(head)) // _row(names).itemsize
         except (OSError, ValueError, KeyError, TypeError):
             return None

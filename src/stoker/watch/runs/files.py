@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.formats.small_json import parse_json
 from stoker.processes import boot
 from stoker.redact import redact_text
 
@@ -84,7 +85,7 @@ def _redacted(facts: Mapping[str, Any]) -> dict[str, Any]:
 def read_meta(path: Path) -> dict[str, Any]:
     """The facts of a meta file; none of one that is not there or torn."""
     try:
-        facts = json.loads(path.read_text("utf-8"))
+        facts = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}

@@ -7,7 +7,6 @@ measured is not a wait of zero.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import UnreadableError
+from stoker.formats.small_json import parse_json
 from stoker.gpus import peaks_of
 from stoker.recording import (
     KINDS,
@@ -100,12 +100,12 @@ def _parse(path: Path, number: int, row: str, *, last: bool) -> Line:
     if not row.strip():
         return {}
     try:
-        found = json.loads(row)
-    except json.JSONDecodeError as error:
+        found = parse_json(row)
+    except ValueError as error:
         if last:  # the writer was killed in the middle of a line
             return {}
         raise UnreadableError(
-            f"{path} line {number} is not JSON: {error.msg}",
+            f"{path} line {number} is not JSON: {getattr(error, 'msg', error)}",
             hint="is it a recording, one JSON object a line?",
         ) from error
     return found if isinstance(found, dict) else {}

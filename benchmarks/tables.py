@@ -41,6 +41,17 @@ def prepare() -> str:
     return "\n".join(rows) + "\n" + _over("prepare")
 
 
+def bench_path() -> str:
+    """stoker's rates over fio's, turn by turn."""
+    if not runs("bench_path"):
+        return "Not measured yet: `python benchmarks/bench_path.py`.\n"
+    rows = ["| the same engine, block and order | stoker's rate over fio's |", "|---|---|"]
+    for name in newest("bench_path")["ratio"]:
+        ratio = Spread.of("bench_path", lambda run, name=name: run["ratio"][name])
+        rows.append(f"| {name} | {ratio.said('.2f')} |")
+    return "\n".join(rows) + "\n" + _over("bench_path")
+
+
 def _over(name: str) -> str:
     """Which runs the figures of a table are of."""
     kept = len(runs(name))
@@ -386,6 +397,7 @@ def summary() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "bench_path": bench_path,
     "prepare": prepare,
     "stage": stage,
     "load": load,

@@ -27,7 +27,6 @@ _ENOUGH = 0.95  # of the best rate: the knee is the least that reaches it
 _LEFT_FREE = 1 << 30  # a disk that is nearly full is not filled by us
 _LEAST_BYTES = 64 << 20
 _FILL_BLOCK = 4 << 20
-CACHES = ("direct", "cold", "warm")  # past the page cache, out of the disk into it, out of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +34,7 @@ class Trial:
     """A workload and where the page cache stands in it."""
 
     work: Workload
-    cache: str = "direct"
+    cache: str = "direct"  # past the page cache; "cold": through it, from the disk; "warm": out of it
 
     @property
     def name(self) -> str:

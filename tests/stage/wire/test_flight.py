@@ -18,7 +18,7 @@ from raw_server import Server, answering, plain
 from stoker.errors import BadShardError, ChangedError, StorageError
 from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.wire import flight
-from stoker.stage.wire.http import Connection
+from stoker.stage.wire import dial
 from stoker.stage.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -192,14 +192,14 @@ def test_a_wire_that_is_closed_waits_for_no_answer() -> None:
 def test_a_process_that_may_open_few_files_is_content_with_few_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connect, asked = Connection._begin_another, Counter[str]()
+    connect, asked = dial.begin_another, Counter[str]()
 
-    def connect_twice(self: Connection, place: Any) -> socket.socket:
+    def connect_twice(like: socket.socket, place: Any) -> socket.socket:
         asked["times"] += 1
         if asked["times"] > 2:
             raise OSError(errno.EMFILE, "Too many open files")
-        return connect(self, place)
+        return connect(like, place)
 
-    monkeypatch.setattr(Connection, "_begin_another", connect_twice)
+    monkeypatch.setattr(dial, "begin_another", connect_twice)
     with answering(lambda path, times: (plain(BODY), False)) as server:
         assert len(fetch(files_at(server, 100))) == 100

@@ -31,6 +31,7 @@ from stoker.storage import is_local, local_path, named_errors
 if TYPE_CHECKING:
     from stoker.stage.origins.origin import RemoteFile
 
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 # A server of files that came back: what was open is not, and opening it again helps.
 _PASSING = frozenset((errno.ESTALE, errno.ETIMEDOUT))
 
@@ -57,8 +58,14 @@ class Source:
 
     def __post_init__(self) -> None:
         self.version = self.version or self.file.version
-        self.is_settled = not self.on_the_web
+        self.is_settled = not self.on_the_web or self._is_known
         self.has_ranges = self.has_ranges and not self.needs_one_answer
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether a first answer has nothing to tell: an object store has ranges, and leads nowhere else."""
+        is_object = self.file.url.partition("://")[0] in _OBJECT_STORES
+        return is_object and bool(self.file.digest or is_etag(self.version))
 
     @property
     def needs_one_answer(self) -> bool:

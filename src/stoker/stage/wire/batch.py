@@ -17,6 +17,7 @@ from stoker.stage.wire.answers import Busy
 from stoker.stage.wire.client import Exchange
 from stoker.stage.wire.flight import FILE_BYTES, LINES, Flight, can_fly, take_flight
 from stoker.stage.wire.http import NetworkError
+from stoker.stage.wire.pace import IDLE_S
 from stoker.stage.wire.readers import Reader, Source, begin, finish, hear, read_whole, renew
 from stoker.stage.wire.transfer import Abandoned, Course, Lane, Means
 
@@ -75,6 +76,11 @@ class BatchTransfer:
         air: deque[Flight] = deque()
         try:
             while self._fill(air):
+                if not air[0].is_answered(within_s=IDLE_S):
+                    with self._means.lock:
+                        self.host.window.unanswered(now=time.monotonic())
+                    self._call_others()
+                    self._fill(air)
                 flight = air.popleft()
                 try:
                     self._land(flight, lane)
@@ -100,8 +106,9 @@ class BatchTransfer:
         return bool(air)
 
     def _most_flights(self) -> int:
-        window = self.host.window.size
-        return max(1, self.host.company.depth(window, near=True, flies=True) // LINES)
+        window = self.host.window
+        depth = self.host.company.depth(window.size, near=not window.is_far, flies=True)
+        return max(1, depth // LINES)
 
     def _end(self, flight: Flight) -> None:
         self.course.leave(flight)

@@ -6,6 +6,7 @@ is expected. For the rest, and where there is no compiler, there is `BatchTransf
 
 from __future__ import annotations
 
+import select
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -32,13 +33,21 @@ class Flight:
     def __init__(self, sources: list[Source], *, client: Client) -> None:
         self.sources = sources
         self.is_odd = False  # what came is not as expected, or nothing did: for others to understand
-        self.waited_s = self.first_byte_s = 0.0
+        self.waited_s = self.first_byte_s = self._polled_s = 0.0
         self._client, self._endpoint = client, client.endpoint(sources[0].address)
         self._connections = client.connect_all(self._endpoint, min(LINES, len(sources)))
         self._lines = [connection.lend() for connection in self._connections]
         self._asks = list(map(self._ask, sources))
         self._asked_at = time.monotonic()
         self._asked = native("stage.wire._flight").ask(self._lines, self._asks)
+
+    def is_answered(self, *, within_s: float) -> bool:
+        """Whether the first answer begins in time."""
+        waiting, began = select.poll(), time.monotonic()
+        waiting.register(self._lines[0][0], select.POLLIN)
+        is_there = bool(waiting.poll(1e3 * within_s))
+        self._polled_s = time.monotonic() - began
+        return is_there
 
     def hear(self, lane: Lane) -> list[tuple[Source, memoryview]]:
         """Read all answers: the files that came, in memory that is used again."""
@@ -49,6 +58,7 @@ class Flight:
             self._lines, self._asks, self._asked, lane.address, room
         )
         self.first_byte_s = began + self.waited_s - self._asked_at
+        self.waited_s += self._polled_s
         for connection, usable in zip(self._connections, is_open, strict=True):
             connection.served(reusable=bool(usable))
         self.is_odd = min(places) <= LATE or max(places) < 0

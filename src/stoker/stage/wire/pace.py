@@ -23,10 +23,11 @@ RANGE_S = 0.5  # a request that lasts half a second makes its own latency (30 ms
 MOST_SMALL_LANES = 8
 _MOST_NEAR = 2
 SMALL_AT_ONCE = 64  # requests for small files under way, to begin with
-_FAR_AT_ONCE = 256  # once the lanes wait for a store: s5cmd's default too
+_FAR_AT_ONCE = 512  # once it shows that a store is far; s5cmd has 256, and a first round more to list them
+_MOST_FAR = 4  # lanes that fly: one for each bundle, of which none waits for the end of another
 MOST_AT_ONCE = 1024  # what a prefix of S3 answers in a second is 5,500
 _LEAST_AT_ONCE = 8
-_IDLE_S = 0.003  # what a lane may wait for an answer's first byte: a store next door takes less
+IDLE_S = 0.003  # what a lane may wait for an answer's first byte: a store next door takes less
 
 _WINDOW_S = 0.25
 _TRIAL_S = 0.1  # some 600 small files
@@ -94,10 +95,12 @@ class Pace:
     def range_bytes(self, left: int, *, files: int = 1) -> int:
         """How much the next request should ask for of what is left of a file: half a second's worth, and
         towards the end so little that the lanes it shares with so many other files finish together."""
-        worth = self._rate / self.lanes * RANGE_S if self._rate else 2 * LEAST_RANGE_BYTES * self._stretch
+        stretch = self._stretch
+        worth = self._rate / self.lanes * RANGE_S if self._rate else 2 * LEAST_RANGE_BYTES * stretch
         lanes = self.lanes // files
         share = left / (2 * lanes) if lanes > 1 else left
-        size = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, min(worth, share)))
+        least = LEAST_RANGE_BYTES * stretch  # from afar the last little ones would only be waited for
+        size = min(MOST_RANGE_BYTES, max(least, min(worth, share)))
         return int(size) // SLICE_BYTES * SLICE_BYTES
 
     def _judge(self, rate: float, now: float) -> None:
@@ -125,16 +128,25 @@ class Window:
 
     @property
     def is_far(self) -> bool:
-        return _IDLE_S < self._quickest < float("inf")
+        return IDLE_S < self._quickest < float("inf")
 
     def waited(self, wait_s: float, *, first_byte_s: float, now: float) -> None:
         """A lane had nothing to read for so long; the answer came so long after its request."""
         self._quickest = min(self._quickest, first_byte_s)
-        is_queue = first_byte_s > 2 * self._quickest + _IDLE_S
-        if wait_s < _IDLE_S or not self.is_far or is_queue or now - self._grown < first_byte_s / 2:
+        is_queue = first_byte_s > 2 * self._quickest + IDLE_S
+        if wait_s < IDLE_S or not self.is_far or is_queue or now - self._grown < first_byte_s / 2:
             return
         if now - self._slowed > _HOLD_S:
-            self.size, self._grown = min(self.most, max(_FAR_AT_ONCE, 2 * self.size)), now
+            self.size, self._grown = min(self.most, max(self._far, 2 * self.size)), now
+
+    def unanswered(self, *, now: float) -> None:
+        """The first requests have had no answer for IDLE_S: not to wait for a whole round to know it is far."""
+        if self._quickest > IDLE_S and now - self._slowed > _HOLD_S and self.size < self._far:
+            self.size, self._grown = self._far, now
+
+    @property
+    def _far(self) -> int:
+        return min(self.most, _FAR_AT_ONCE)
 
     def slow_down(self, *, now: float) -> None:
         """A request was refused for being one too many."""
@@ -143,7 +155,7 @@ class Window:
 
 
 class Company:
-    """How many lanes bring small files. Two, if they fly (see `flight`). Else from a store next door one, or
+    """How many lanes bring small files. If they fly (see `flight`) two, four from afar. Else from next door one, or
     two if they turn out to be quicker: they take turns in one interpreter, which is a loss unless writing the
     files takes long. On two cores 4,000 x 64 KiB took 1.0 s to memory with one lane, 1.3 s with two, 1.5 s
     with four; to a disk 2.4 s, 1.8 s and 1.9 s. From afar as many as help to connect and to wait."""
@@ -160,10 +172,13 @@ class Company:
 
     def depth(self, window: int, *, near: bool, flies: bool = False) -> int:
         """How many requests each lane should have under way, of so many in all."""
-        return max(1, window // (_MOST_NEAR if near or flies else MOST_SMALL_LANES))
+        lanes = _MOST_NEAR if near else _MOST_FAR if flies else MOST_SMALL_LANES
+        return max(1, window // lanes)
 
     def _wanted(self, *, near: bool, flies: bool) -> int:
-        return _MOST_NEAR if flies else self._near if near else MOST_SMALL_LANES
+        if flies:
+            return _MOST_NEAR if near else _MOST_FAR
+        return self._near if near else MOST_SMALL_LANES
 
     def landed(self, count: int, *, now: float) -> bool:
         """So many bytes have arrived; whether one more lane is wanted now."""

@@ -22,7 +22,7 @@ KEY, SECRET = "stokers-access-key-0001", "stokers-secret"
 
 NGINX = """
 daemon off;
-master_process off;
+{workers}
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
 events {{ worker_connections 8192; }}
@@ -85,6 +85,7 @@ def serve(
     locations: str = "",
     tls: bool = False,
     root: Path | None = None,
+    workers: int = 0,
 ) -> Iterator[S3Server]:
     """Serve `folder/root`, or another, while the block runs; `settings` and `locations` are further lines for
     nginx, in its http block and in its server. The endpoint of one with TLS is https://localhost."""
@@ -102,6 +103,7 @@ def serve(
             rclone_port=rclone_port,
             settings=settings,
             locations=locations,
+            workers=f"worker_processes {workers};\nuser root;" if workers else "master_process off;",
             tls=" ssl" if tls else "",
         )
     )

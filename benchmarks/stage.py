@@ -39,7 +39,7 @@ from pathlib import Path
 from kept_runs import keep
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "integration")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "integration")]
 import s3_server  # noqa: E402 - the server that the tests use
 
 from prepare import PeakWatch  # noqa: E402

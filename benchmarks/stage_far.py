@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--cold-only", action="store_true")
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes and counts, to try it out")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--netem", type=float, default=0.0, help="ms of a round trip, in a namespace of its own")
+    parser.add_argument(
+        "--netem", type=float, default=0.0, help="ms of a round trip, in a namespace of its own"
+    )
     parser.add_argument("--results", type=Path, default=HERE / "results" / "stage_far.json")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -85,7 +85,9 @@ def stage_far() -> str:
 
 def _far(key: str, pick: str) -> Spread:
     def figure(run: dict) -> float:
-        ours, peer = (run["median"][name + key.removeprefix("stoker")]["wall_s"] for name in ("stoker", "s5cmd"))
+        ours, peer = (
+            run["median"][name + key.removeprefix("stoker")]["wall_s"] for name in ("stoker", "s5cmd")
+        )
         return {"ours": ours, "peer": peer, "times": peer / ours}[pick]
 
     return Spread.of("stage_far", figure)

@@ -37,7 +37,11 @@ def test_a_folder_of_authorities_is_used(name: str, tmp_path: Path) -> None:
 
 def test_what_openssl_knows_comes_before_what_other_tools_do(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
-    environ = {"AWS_CA_BUNDLE": "/nowhere", "SSL_CERT_FILE": f"{tmp_path}/ca.pem", "SSL_CERT_DIR": str(tmp_path)}
+    environ = {
+        "AWS_CA_BUNDLE": "/nowhere",
+        "SSL_CERT_FILE": f"{tmp_path}/ca.pem",
+        "SSL_CERT_DIR": str(tmp_path),
+    }
     assert authorities(environ) == Authorities(file=f"{tmp_path}/ca.pem", folder=str(tmp_path))
 
 

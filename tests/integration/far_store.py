@@ -16,11 +16,13 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from certificates import certificate
 from s3_server import free_ports, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+__all__ = ["certificate", "gate", "netem"]
 
 OPEN = b"HTTP/1.1 204 No Content\r\n\r\n"
 
@@ -60,23 +62,6 @@ def gate(delay_s: float) -> Iterator[tuple[str, str]]:
     (port,) = free_ports(1)
     with running([sys.executable, __file__, str(port), str(1e3 * delay_s)], port=port):
         yield SETTINGS.format(port=port), LOCATIONS
-
-
-def certificate(folder: Path, *, openssl: str = "openssl", name: str = "localhost") -> tuple[Path, Path]:
-    """An authority of its own, and a server's certificate that it signed for localhost and 127.0.0.1: the
-    paths of the authority's file and of the server's chain, whose key is beside it (.key)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    authority, chain = folder / "authority.pem", folder / "server.pem"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    _run(openssl, "req", "-x509", *curve, "-days", "2", "-subj", "/CN=stoker test authority",
-         "-keyout", authority.with_suffix(".key"), "-out", authority)  # fmt: skip
-    _run(openssl, "req", *curve, "-subj", f"/CN={name}", "-keyout", chain.with_suffix(".key"),
-         "-out", folder / "server.csr")  # fmt: skip
-    (folder / "names").write_text(f"subjectAltName=DNS:{name},DNS:localhost,IP:127.0.0.1,IP:::1\n")
-    _run(openssl, "x509", "-req", "-in", folder / "server.csr", "-CA", authority, "-CAcreateserial",
-         "-CAkey", authority.with_suffix(".key"), "-days", "2", "-extfile", folder / "names",
-         "-out", chain)  # fmt: skip
-    return authority, chain
 
 
 def _run(*command: object) -> None:

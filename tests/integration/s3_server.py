@@ -128,9 +128,7 @@ def serve(
             )
         )
         stack.enter_context(running([nginx, "-p", str(folder), "-c", str(config)], port=port))
-        yield S3Server(
-            root=root, endpoint=f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
-        )
+        yield S3Server(root=root, endpoint=f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}")
 
 
 def free_ports(count: int) -> list[int]:

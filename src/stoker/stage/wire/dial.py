@@ -132,7 +132,8 @@ def _tunnel(raw: socket.socket, endpoint: Endpoint) -> None:
     status, reason = head[9:12], head.splitlines()[0].decode("latin-1")
     if status == b"407":
         raise StorageError(
-            f"the proxy wants a name and a password: {reason}", hint="write them as http://NAME:PASSWORD@PROXY"
+            f"the proxy wants a name and a password: {reason}",
+            hint="write them as http://NAME:PASSWORD@PROXY",
         )
     if status != b"200":
         raise NetworkError(f"the proxy refuses a connection to {place}: {reason}")

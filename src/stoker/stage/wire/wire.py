@@ -53,6 +53,7 @@ class Wire:
     ) -> None:
         """`limit_rate` is in bytes a second; `connections` 0 lets their number follow the throughput;
         a transfer that brings next to nothing for `patience_s` fails, and `tell` hears of it before."""
+
         def make_pace() -> Pace:
             return Pace(memory_bytes=memory_bytes, lanes=connections, now=time.monotonic())
 

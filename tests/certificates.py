@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def certificate(
-    folder: Path, *, openssl: str = "openssl", name: str = "localhost", days: int = 2
+    folder: Path, *, openssl: str = "openssl", name: str = "localhost", other_names: str = "DNS:localhost,IP:127.0.0.1,IP:::1"
 ) -> tuple[Path, Path]:
-    """An authority of its own, and a server's certificate that it signed for localhost and 127.0.0.1: the
+    """An authority of its own, and a server's certificate that it signed for these names: the
     paths of the authority's file and of the server's chain, whose key is beside it (.key)."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, chain = folder / "authority.pem", folder / "server.pem"
@@ -21,7 +21,7 @@ def certificate(
          "-keyout", authority.with_suffix(".key"), "-out", authority)  # fmt: skip
     _run(openssl, "req", *curve, "-subj", f"/CN={name}", "-keyout", chain.with_suffix(".key"),
          "-out", folder / "server.csr")  # fmt: skip
-    (folder / "names").write_text(f"subjectAltName=DNS:{name},DNS:localhost,IP:127.0.0.1,IP:::1\n")
+    (folder / "names").write_text(f"subjectAltName=DNS:{name}" + f",{other_names}\n" * bool(other_names))
     _run(openssl, "x509", "-req", "-in", folder / "server.csr", "-CA", authority, "-CAcreateserial",
          "-CAkey", authority.with_suffix(".key"), "-days", "2", "-extfile", folder / "names",
          "-out", chain)  # fmt: skip

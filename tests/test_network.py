@@ -26,7 +26,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bundle_that_people_set_is_used(name: str, tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").touch()
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
     assert authorities({name: f"{tmp_path}/ca.pem"}) == Authorities(file=f"{tmp_path}/ca.pem")
 
 
@@ -36,7 +36,7 @@ def test_a_folder_of_authorities_is_used(name: str, tmp_path: Path) -> None:
 
 
 def test_what_openssl_knows_comes_before_what_other_tools_do(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").touch()
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
     environ = {
         "AWS_CA_BUNDLE": "/nowhere",
         "SSL_CERT_FILE": f"{tmp_path}/ca.pem",

@@ -34,14 +34,14 @@ class Authorities:
 def authorities(environ: Mapping[str, str] = os.environ) -> Authorities:
     """Those that the environment names."""
     file, folder = environ.get("SSL_CERT_FILE", ""), environ.get("SSL_CERT_DIR", "")
-    _check("SSL_CERT_FILE", file, os.path.isfile, "a file")
+    _check("SSL_CERT_FILE", file, _holds_certificates, "a file of certificates")
     for each in filter(None, folder.split(os.pathsep)):
         _check("SSL_CERT_DIR", each, os.path.isdir, "a folder")
     if file or folder:
         return Authorities(file=file, folder=folder)
     name = next((name for name in _BUNDLES if environ.get(name)), "")
     path = environ.get(name, "")
-    _check(name, path, os.path.exists, "a file or a folder")
+    _check(name, path, _holds_certificates, "a file of certificates, or a folder of them")
     return Authorities(folder=path) if os.path.isdir(path) else Authorities(file=path)
 
 
@@ -49,8 +49,19 @@ def _check(name: str, path: str, is_right: Callable[[str], bool], kind: str) -> 
     if path and not is_right(path):
         raise UsageError(
             f"{name}={path} is not {kind}",
-            hint="name a file of certificates (PEM), or for a folder one that `openssl rehash` was run on",
+            hint="name a file in PEM, or a folder that `openssl rehash` was run on, and that you may read",
         )
+
+
+def _holds_certificates(path: str) -> bool:
+    """A folder is believed; a file is looked at, since rustls trusts nobody by an empty one without a word."""
+    try:
+        with open(path, "rb") as file:
+            return b"-----BEGIN " in file.read()
+    except IsADirectoryError:
+        return True
+    except OSError:
+        return False
 
 
 def tls_context() -> ssl.SSLContext:
@@ -68,7 +79,8 @@ def tls_context() -> ssl.SSLContext:
             context.load_verify_locations(capath=folder)
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
-            f"{trusted.file} holds no certificates: {error}", hint="name a file of certificates (PEM)"
+            f"the certificates of {trusted.file or trusted.folder} cannot be read: {error}",
+            hint="name a file of certificates (PEM)",
         ) from error
     return context
 

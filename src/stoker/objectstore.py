@@ -104,6 +104,13 @@ class ObjectStore:
                 raise ChangedError(
                     f"{join_url(self.url, path)} changed while it was read: {reason}", hint="read it again"
                 ) from error
+            if "InvalidCertificate(" in str(error):  # only its last words say so
+                raise StorageError(
+                    f"cannot {verb} {join_url(self.url, path)}: the server's certificate is not trusted: "
+                    f"{_certificate_fault(str(error))}",
+                    hint="install the certificate's authority on this system, or name its file in SSL_CERT_FILE "
+                    "or AWS_CA_BUNDLE",
+                ) from error
             raise self._kind_of(error)(
                 f"cannot {verb} {join_url(self.url, path)}: {reason}",
                 hint=f"check the name and {_credentials(self.url)}",
@@ -114,6 +121,11 @@ class ObjectStore:
         if isinstance(error, known.PermissionDeniedError):
             return DeniedError
         return AbsentError if isinstance(error, (known.NotFoundError, FileNotFoundError)) else StorageError
+
+
+def _certificate_fault(said: str) -> str:
+    """`UnknownIssuer`, or what else rustls has against it."""
+    return said.rpartition("InvalidCertificate(")[2].partition(")")[0]
 
 
 _STREAMS = 12  # parts of an object on their way at a time, as obstore has it

@@ -133,7 +133,7 @@ def _tunnel(raw: socket.socket, endpoint: Endpoint) -> None:
     if status == b"407":
         raise StorageError(
             f"the proxy wants a name and a password: {reason}",
-            hint="write them as http://NAME:PASSWORD@PROXY",
+            hint="write them before the proxy's own name in HTTPS_PROXY, as NAME:PASSWORD@",
         )
     if status != b"200":
         raise NetworkError(f"the proxy refuses a connection to {place}: {reason}")

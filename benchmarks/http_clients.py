@@ -1,12 +1,12 @@
 """Is an HTTP client of our own worth its lines beside obstore, urllib3 and httpx?
 
-Question: seconds and CPU seconds to bring 4 x 256 MiB and 4,000 x 64 KiB from a web server to memory (tmpfs), over
-http and https, from next door and at 20 ms to the first byte.
-Method: nginx on the loopback, two workers, serving from tmpfs; for distance it sends each answer so much later
-(tests/integration/far_store.py). Each client runs in a process of its own with the same work around it: files
-written in place, nothing hashed, the same authority trusted. The others are asked for ranges of 16 MiB by 8 threads,
-and for small files by 16, from afar by 64; ours chooses for itself, and compares versions in every answer. Interleaved
-rounds; imports are not timed.
+Question: seconds and CPU seconds to bring 4 x 256 MiB and 4,000 x 64 KiB from a web server to memory (tmpfs),
+over http and https, from next door and at 20 ms to the first byte.
+Method: nginx on the loopback, two workers, serving from tmpfs; for distance it sends each answer so much
+later (tests/integration/far_store.py). Each client runs in a process of its own with the same work around it:
+files written in place, nothing hashed, the same authority trusted. The others are asked for ranges of 16 MiB
+by 8 threads, and for small files by 16, from afar by 64; ours chooses for itself, and compares versions in
+every answer. Interleaved rounds; imports are not timed.
 Command: python benchmarks/http_clients.py [--rounds 5] [--scale 1] [--delays 0,20] [--schemes http,https]
 (needs the `bench` extra.) About 5 minutes on two quiet cores. Writes benchmarks/results/http_clients.json.
 """
@@ -30,9 +30,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kept_runs import keep
-from stage_far import serving  # puts the tests' servers into the path
-
-import far_store  # noqa: E402
+from stage_far import far_store, serving
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

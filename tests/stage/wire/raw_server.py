@@ -19,8 +19,8 @@ def plain(body: bytes, *, more: str = "") -> bytes:
 
 
 class Server:
-    """Answers on the loopback with the bytes it is given: the n-th time that a path is asked for. With a chain of
-    certificates over TLS, and without a farewell when it closes, as many servers do."""
+    """Answers on the loopback with the bytes it is given: the n-th time that a path is asked for. With a
+    chain of certificates over TLS, and without a farewell when it closes, as many servers do."""
 
     chain: Path | None = None
 

@@ -86,8 +86,8 @@ def test_a_number_that_was_given_does_not_follow_the_distance() -> None:
 
 
 class Store:
-    """A store that answers so long after a request, and so many requests a second at most: lanes that ask ahead
-    as far as the window goes and read in order."""
+    """A store that answers so long after a request, and so many requests a second at most: lanes that ask
+    ahead as far as the window goes and read in order."""
 
     def __init__(self, window: Window, first_byte_s: float, *, most_a_second: float = 1e9) -> None:
         self.window, self.first_byte_s, self.most = window, first_byte_s, most_a_second
@@ -97,7 +97,7 @@ class Store:
         for _ in range(count):
             took_s = max(self.first_byte_s, self.window.size / self.most)
             self.now += took_s
-            self.window.waited(took_s, first_byte_s=took_s, now=self.now)
+            self.window.landed(self.window.size, first_byte_s=self.first_byte_s, now=self.now)
 
 
 def test_the_window_stays_small_next_door() -> None:
@@ -109,14 +109,22 @@ def test_the_window_stays_small_next_door() -> None:
 @pytest.mark.parametrize("first_byte_s", [0.005, 0.02, 0.08])
 def test_the_window_opens_where_a_lane_waits(first_byte_s: float) -> None:
     window = Window()
-    Store(window, first_byte_s).rounds(4)
+    Store(window, first_byte_s).rounds(20)
     assert (window.size, window.is_far) == (MOST_AT_ONCE, True)
+
+
+def test_a_window_that_opened_in_error_closes_again() -> None:
+    window = Window()
+    window.unanswered(now=0.0)
+    assert window.size == 512
+    Store(window, 0.0005, most_a_second=8000).rounds(3)
+    assert window.size == SMALL_AT_ONCE
 
 
 def test_the_window_does_not_open_for_a_server_that_is_full() -> None:
     window = Window()
     Store(window, 0.02, most_a_second=4000).rounds(50)
-    assert window.size <= 512
+    assert window.size <= 2 * 0.02 * 4000
 
 
 def test_a_refusal_halves_the_window_once_and_it_opens_again_later() -> None:

@@ -17,7 +17,7 @@ from stoker.stage.wire.answers import Busy
 from stoker.stage.wire.client import Exchange
 from stoker.stage.wire.flight import FILE_BYTES, LINES, Flight, can_fly, take_flight
 from stoker.stage.wire.http import NetworkError
-from stoker.stage.wire.pace import IDLE_S
+from stoker.stage.wire.pace import PATIENT_S
 from stoker.stage.wire.readers import Reader, Source, begin, finish, hear, read_whole, renew
 from stoker.stage.wire.transfer import Abandoned, Course, Lane, Means
 
@@ -76,7 +76,7 @@ class BatchTransfer:
         air: deque[Flight] = deque()
         try:
             while self._fill(air):
-                if not air[0].is_answered(within_s=IDLE_S):
+                if not air[0].is_answered(within_s=PATIENT_S):
                     with self._means.lock:
                         self.host.window.unanswered(now=time.monotonic())
                     self._call_others()
@@ -93,7 +93,7 @@ class BatchTransfer:
     def _fill(self, air: deque[Flight]) -> bool:
         """Ask for more files, as far as is wise; whether any are in the air."""
         while self._is_plain and len(air) < self._most_flights():
-            sources = take_flight(self._pending, self._means.client)
+            sources = take_flight(self._pending, self._means.client, near=not self.host.window.is_far)
             if not sources:
                 break
             try:
@@ -119,7 +119,7 @@ class BatchTransfer:
         landed = flight.hear(lane)
         if self.course.error:
             raise Abandoned
-        self._heard(flight.waited_s, flight.first_byte_s)
+        self._heard(len(landed), flight.first_byte_s)
         if flight.is_odd:
             self._is_plain = False
         if landed:
@@ -128,9 +128,9 @@ class BatchTransfer:
             flight.sources[:] = [source for source in flight.sources if id(source) not in arrived]
             self._landed(sum(len(data) for _, data in landed))
 
-    def _heard(self, waited_s: float, first_byte_s: float) -> None:
+    def _heard(self, count: int, first_byte_s: float) -> None:
         with self._means.lock:
-            self.host.window.waited(waited_s, first_byte_s=first_byte_s, now=time.monotonic())
+            self.host.window.landed(count, first_byte_s=first_byte_s, now=time.monotonic())
         self._call_others()
 
     def _bring_singly(self, lane: Lane) -> None:
@@ -204,7 +204,7 @@ class BatchTransfer:
         self.course.wait_for_rate(count)
         hear(source, reader, 0, count)
         if isinstance(reader, Exchange):
-            self._heard(reader.waited_s, reader.first_byte_s)
+            self._heard(1, reader.first_byte_s)
         view = lane.buffer(count)
         read_whole(source, reader, view)
         finish(source, reader)

@@ -39,8 +39,8 @@ class Client:
         return self._connection(endpoint, plug)
 
     def connect_all(self, endpoint: Endpoint, count: int) -> list[Connection]:
-        """So many connections to a host that is not behind a tunnel: idle ones, then new ones. Fewer, but one at
-        least, where it does not want so many."""
+        """So many connections to a host that is not behind a tunnel: idle ones, then new ones. Fewer, but one
+        at least, where it does not want so many."""
         found: list[Connection] = []
         while len(found) < count and (connection := self.idle(endpoint)):
             found.append(connection)
@@ -157,11 +157,6 @@ class Exchange:
     def first_byte_s(self) -> float:
         """From the request to the first byte of its answer."""
         return self._connection.first_byte_s
-
-    @property
-    def waited_s(self) -> float:
-        """How much of that somebody sat and waited."""
-        return self._connection.waited_s
 
     def read_into(self, view: memoryview) -> int:
         return self._connection.read_into(view)

@@ -1,7 +1,7 @@
 """Bulk fetch in C: small files asked for together, over connections of their own, without Python's lock.
 
-Only what is as plain as can be comes this way: whole files, from a server that answers 200 with the length that
-is expected. For the rest, and where there is no compiler, there is `BatchTransfer._bring_singly`.
+Only what is as plain as can be comes this way: whole files, from a server that answers 200 with the length
+that is expected. For the rest, and where there is no compiler, there is `BatchTransfer._bring_singly`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 256 << 10  # above this a turn of the interpreter is nothing beside the transfer
 _FLIGHT_BYTES = 2 << 20  # what a kill may cost of a lane; 4 MiB were no quicker
+_NEAR_FLIGHT_BYTES = 1 << 20  # where there is nothing to wait for, less will do
 _FLIGHT_FILES = 256
 LINES = 32  # as many requests are under way: of files of 64 KiB, all of a flight
 
 
 class Flight:
-    """A few files on their way: asked for when it is made, heard later. One thread's, but any may interrupt it."""
+    """A few files on their way: asked for when it is made, heard later. One thread's, but any may interrupt
+    it."""
 
     def __init__(self, sources: list[Source], *, client: Client) -> None:
         self.sources = sources
         self.is_odd = False  # what came is not as expected, or nothing did: for others to understand
-        self.waited_s = self.first_byte_s = self._polled_s = 0.0
+        self.first_byte_s = 0.0  # from the question to the beginning of the first answer
         self._client, self._endpoint = client, client.endpoint(sources[0].address)
         self._connections = client.connect_all(self._endpoint, min(LINES, len(sources)))
         self._lines = [connection.lend() for connection in self._connections]
@@ -43,22 +45,19 @@ class Flight:
 
     def is_answered(self, *, within_s: float) -> bool:
         """Whether the first answer begins in time."""
-        waiting, began = select.poll(), time.monotonic()
+        waiting = select.poll()
         waiting.register(self._lines[0][0], select.POLLIN)
-        is_there = bool(waiting.poll(1e3 * within_s))
-        self._polled_s = time.monotonic() - began
-        return is_there
+        return bool(waiting.poll(1e3 * within_s))
 
     def hear(self, lane: Lane) -> list[tuple[Source, memoryview]]:
         """Read all answers: the files that came, in memory that is used again."""
         room = sum(map(slot_bytes, self.sources))
         memory = lane.buffer(room)
         began = time.monotonic()
-        places, is_open, self.waited_s = native("stage.wire._flight").hear(
+        places, is_open, waited_s = native("stage.wire._flight").hear(
             self._lines, self._asks, self._asked, lane.address, room
         )
-        self.first_byte_s = began + self.waited_s - self._asked_at
-        self.waited_s += self._polled_s
+        self.first_byte_s = began + waited_s - self._asked_at
         for connection, usable in zip(self._connections, is_open, strict=True):
             connection.served(reusable=bool(usable))
         self.is_odd = min(places) <= LATE or max(places) < 0
@@ -81,10 +80,10 @@ class Flight:
             self._client.leave(self._endpoint, connection)
 
 
-def take_flight(pending: deque[Source], client: Client) -> list[Source]:
+def take_flight(pending: deque[Source], client: Client, *, near: bool) -> list[Source]:
     """As many of the next files as travel together; none if the next cannot."""
     taken: list[Source] = []
-    room = _FLIGHT_BYTES
+    room = _NEAR_FLIGHT_BYTES if near else _FLIGHT_BYTES
     while len(taken) < _FLIGHT_FILES:
         try:
             source = pending.popleft()

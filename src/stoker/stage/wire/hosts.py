@@ -1,4 +1,5 @@
-"""What is known of each host: how many lanes and requests it bears. A slow or busy one slows down itself only."""
+"""What is known of each host: how many lanes and requests it bears. A slow or busy one slows down itself
+only."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Connection:
         self._slow = ""  # what was seen of a server that is too slow
         self.answers = 0
         self.reusable = False
-        self.first_byte_s = self.waited_s = 0.0  # of the last answer
+        self.first_byte_s = 0.0  # from the last request to the first byte of its answer
         self._asked = 0.0
         self._socket, self._handle = plug, handle
         self._absolute, self._always = absolute, always
@@ -136,10 +136,6 @@ class Connection:
         """The socket and its TLS, for `flight.c` to talk through; `served` tells how that ended."""
         self.reusable = False
         return self._socket.fileno(), self._handle
-
-    @property
-    def can_be_lent(self) -> bool:
-        return bool(self._body_flags)
 
     def served(self, *, reusable: bool) -> None:
         self.reusable = reusable
@@ -228,7 +224,7 @@ class Connection:
             self._from = self._to = 0
         if self._is_tcp:
             self._hurry()
-        began, self.waited_s = time.monotonic(), 0.0
+        began, self.first_byte_s = time.monotonic(), 0.0
         while (end := self._buffer.find(b"\r\n\r\n", self._from, self._to)) < 0:
             if self._to == HEAD_BYTES:
                 raise NetworkError(f"{self.host} answers with a head of over {HEAD_BYTES:,} bytes")
@@ -236,10 +232,9 @@ class Connection:
             if not count:
                 raise NetworkError(f"{self.host} closed the connection before it answered")
             self._to += count
-            if not self.waited_s:
-                now = time.monotonic()
-                self.waited_s, self.first_byte_s = now - began, now - self._asked
-            if time.monotonic() - began > 2 * self._window_s:
+            now = time.monotonic()
+            self.first_byte_s = self.first_byte_s or now - self._asked
+            if now - began > 2 * self._window_s:
                 raise NetworkTimeout(f"{self.host} sends its answer byte by byte")
         head = str(self._view[self._from : end], "latin-1")
         self._from = end + 4

@@ -2,8 +2,8 @@
 
 More requests at once help until the network, the disk or the cores are full, and nobody can know where
 that is beforehand: so the number grows while throughput grows, steps back when it does not, and halves
-when the server says that it is too much (AIMD). A lane that waits for the first byte of an answer does not work:
-for those that wait, as far as is measured, others are added. One of each for every host, see `hosts`.
+when the server says that it is too much (AIMD). A lane that waits for the first byte of an answer does not
+work: for those that wait, as far as is measured, others are added. One of each for every host, see `hosts`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ _FAR_AT_ONCE = 512  # once it shows that a store is far; s5cmd has 256, and a fi
 _MOST_FAR = 4  # lanes that fly: one for each bundle, of which none waits for the end of another
 MOST_AT_ONCE = 1024  # what a prefix of S3 answers in a second is 5,500
 _LEAST_AT_ONCE = 8
-IDLE_S = 0.003  # what a lane may wait for an answer's first byte: a store next door takes less
+_ROUND_S = 0.02
+_FADING = 0.8  # a rate is forgotten by and by: lanes that pause between two bundles measure a low one
+IDLE_S = 0.003  # a first byte from next door takes less
+PATIENT_S = 0.01  # and so long even if the machine has other things to do
+
+_PIECE_S = 0.01
+_LEAST_PIECE = 64 << 10
+_MOST_PIECE = 256 << 10  # of those that are less than a slice
+_YOUNG_BYTES = 4 << 20
 
 _WINDOW_S = 0.25
 _TRIAL_S = 0.1  # some 600 small files
@@ -116,33 +124,45 @@ class Pace:
 
 
 class Window:
-    """How many requests for small files are under way. A lane asks ahead, and reads the answers in their order:
-    where it finds none to read the way is long and more are asked for, twice as many a round. Not where the
-    first byte takes longer than it used to: what fills up is then the network or the server."""
+    """How many requests for small files are under way: twice what is on its way at the rate that files come
+    and the quickest first byte (BBR's rule), so that it doubles each round trip while waiting is all there is
+    to do, and stays where the network, the server or the cores are full."""
 
     def __init__(self, *, most: int = MOST_AT_ONCE) -> None:
         self.most = max(_LEAST_AT_ONCE, min(MOST_AT_ONCE, most))
         self.size = min(SMALL_AT_ONCE, self.most)
         self._quickest = float("inf")  # from a request to the first byte of its answer
-        self._grown = self._slowed = float("-inf")
+        self._rate = 0.0  # files a second
+        self._files, self._opened = 0, float("-inf")
+        self._slowed = float("-inf")
 
     @property
     def is_far(self) -> bool:
         return IDLE_S < self._quickest < float("inf")
 
-    def waited(self, wait_s: float, *, first_byte_s: float, now: float) -> None:
-        """A lane had nothing to read for so long; the answer came so long after its request."""
+    def landed(self, count: int, *, first_byte_s: float, now: float) -> None:
+        """So many files came, the first of them so long after its request."""
         self._quickest = min(self._quickest, first_byte_s)
-        is_queue = first_byte_s > 2 * self._quickest + IDLE_S
-        if wait_s < IDLE_S or not self.is_far or is_queue or now - self._grown < first_byte_s / 2:
+        if self._opened == float("-inf"):  # what was waited for came in no time
+            self._opened = now
+            self._grow(self._far if self.is_far else self.size, now)
             return
+        self._files += count
+        took_s = now - self._opened
+        if took_s >= max(_ROUND_S, self._quickest):
+            self._rate = max(self._files / took_s, _FADING * self._rate)
+            self._files, self._opened = 0, now
+            self._grow(round(2 * self._rate * self._quickest) if self.is_far else 0, now)
+
+    def _grow(self, size: int, now: float) -> None:
         if now - self._slowed > _HOLD_S:
-            self.size, self._grown = min(self.most, max(self._far, 2 * self.size)), now
+            self.size = min(self.most, max(SMALL_AT_ONCE, size))
 
     def unanswered(self, *, now: float) -> None:
-        """The first requests have had no answer for IDLE_S: not to wait for a whole round to know it is far."""
-        if self._quickest > IDLE_S and now - self._slowed > _HOLD_S and self.size < self._far:
-            self.size, self._grown = self._far, now
+        """The first requests have had no answer for PATIENT_S: no need for a whole round to know it is
+        far."""
+        if self._opened == float("-inf"):
+            self._grow(self._far, now)
 
     @property
     def _far(self) -> int:
@@ -155,10 +175,11 @@ class Window:
 
 
 class Company:
-    """How many lanes bring small files. If they fly (see `flight`) two, four from afar. Else from next door one, or
-    two if they turn out to be quicker: they take turns in one interpreter, which is a loss unless writing the
-    files takes long. On two cores 4,000 x 64 KiB took 1.0 s to memory with one lane, 1.3 s with two, 1.5 s
-    with four; to a disk 2.4 s, 1.8 s and 1.9 s. From afar as many as help to connect and to wait."""
+    """How many lanes bring small files. If they fly (see `flight`) two, four from afar. Else from next door
+    one, or two if they turn out to be quicker: they take turns in one interpreter, which is a loss unless
+    writing the files takes long. On two cores 4,000 x 64 KiB took 1.0 s to memory with one lane, 1.3 s with
+    two, 1.5 s with four; to a disk 2.4 s, 1.8 s and 1.9 s. From afar as many as help to connect and to
+    wait."""
 
     def __init__(self) -> None:
         self.lanes = 0  # at work
@@ -195,6 +216,27 @@ class Company:
         elif self._near == _MOST_NEAR and rate < self._alone * _SECOND_LANE:
             self._near = 1
         return False
+
+
+class Pieces:
+    """How much of a slice a lane reads before it is written down: what comes in 10 ms. The rest of that is
+    what a kill costs. A whole slice where that comes at once, which takes the least CPU; little at first,
+    while a process may not have long to live."""
+
+    def __init__(self) -> None:
+        self.size = _LEAST_PIECE
+        self._read = 0
+
+    def took(self, count: int, seconds: float) -> None:
+        """So many bytes were read in so long."""
+        self._read += count
+        worth = count / max(seconds, 1e-6) * _PIECE_S
+        is_fast = worth >= SLICE_BYTES / 2 and self._read >= _YOUNG_BYTES
+        self.size = SLICE_BYTES if is_fast else min(_MOST_PIECE, max(_LEAST_PIECE, _power_of_two(worth)))
+
+
+def _power_of_two(size: float) -> int:
+    return 1 << max(0, int(size).bit_length() - 1)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,10 +1,10 @@
 """TLS records in C: Python's `ssl` connects and checks certificates, OpenSSL's own functions read.
 
-Through `SSLSocket.recv_into` a record of 16 KiB costs a turn of the interpreter, which for a fast store is twice
-the CPU of decrypting it. So `flight.c` is lent the functions of the very OpenSSL that Python has loaded, and the
-connection's SSL. Where that is stands in a record of CPython's: it is believed only where the field beside it is
-the connection's context, and OpenSSL names the same socket. Anywhere else (another interpreter, OpenSSL linked
-in without its names) Python reads as it always did.
+Through `SSLSocket.recv_into` a record of 16 KiB costs a turn of the interpreter, which for a fast store is
+twice the CPU of decrypting it. So `flight.c` is lent the functions of the very OpenSSL that Python has
+loaded, and the connection's SSL. Where that is stands in a record of CPython's: it is believed only where the
+field beside it is the connection's context, and OpenSSL names the same socket. Anywhere else (another
+interpreter, OpenSSL linked in without its names) Python reads as it always did.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from stoker.stage.wire.answers import Busy
 from stoker.stage.wire.client import Client, Exchange
 from stoker.stage.wire.hosts import Host, Hosts
 from stoker.stage.wire.http import NetworkError, NetworkTimeout
-from stoker.stage.wire.pace import SLICE_BYTES, Bucket, Pace, backoff_s
+from stoker.stage.wire.pace import SLICE_BYTES, Bucket, Pace, Pieces, backoff_s
 from stoker.stage.wire.readers import (
     Reader,
     Source,
@@ -82,6 +82,7 @@ class Lane:
     """A thread's own memory: used again for every slice."""
 
     def __init__(self) -> None:
+        self.pieces = Pieces()
         self._map(SLICE_BYTES)
 
     def buffer(self, count: int) -> memoryview:
@@ -224,10 +225,11 @@ class FileTransfer:
                         self._begin_anew()
                     self._stream(reader, lane)
                 while at < stop:
-                    end = min(stop, (at // SLICE_BYTES + 1) * SLICE_BYTES)
+                    end = min(stop, at + lane.pieces.size, (at // SLICE_BYTES + 1) * SLICE_BYTES)
                     self.course.wait_for_rate(end - at)
-                    view = lane.buffer(end - at)
+                    view, began = lane.buffer(end - at), time.monotonic()
                     count = reader.read_into(view) if at > span[0] else read_some(self._source, reader, view)
+                    lane.pieces.took(count, time.monotonic() - began)
                     if not count:  # a proxy may give less than was asked for: the rest is asked for next
                         return
                     self._write(at, view[:count])

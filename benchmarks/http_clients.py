@@ -30,7 +30,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kept_runs import keep
-from stage_far import far_store, serving
+from stage_far import certificate, serving
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -71,7 +71,7 @@ def measure(scratch: Path, options: argparse.Namespace) -> dict[str, list[dict]]
         (root / "bucket" / case).mkdir(parents=True)
         for number in range(count):
             (root / "bucket" / case / str(number)).write_bytes(os.urandom(CASES[case][1]))
-    authority, chain = far_store.certificate(scratch / "tls")
+    authority, chain = certificate(scratch / "tls")
     for delay, scheme in itertools.product(options.delays.split(","), options.schemes.split(",")):
         folder = scratch / f"{delay}-{scheme}"
         folder.mkdir()

@@ -38,6 +38,8 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "integra
 import far_store  # noqa: E402 - the servers that the tests use
 import s3_server  # noqa: E402
 
+from certificates import certificate  # noqa: E402
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -73,7 +75,7 @@ def measure(scratch: Path, options: argparse.Namespace) -> dict:
     (root / "bucket").mkdir(parents=True)
     for case in cases:
         make_objects(root, case, options.scale)
-    authority, chain = far_store.certificate(scratch / "tls")
+    authority, chain = certificate(scratch / "tls")
     delays = [0.0] if options.netem else [float(delay) for delay in options.delays.split(",")]
     for delay, scheme in itertools.product(delays, options.schemes.split(",")):
         way = f"netem {options.netem:g} ms" if options.netem else f"{delay:g} ms"

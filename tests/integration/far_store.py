@@ -19,12 +19,8 @@ from typing import TYPE_CHECKING
 
 from s3_server import free_ports, running
 
-from certificates import certificate
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["certificate", "gate", "netem"]
 
 OPEN = b"HTTP/1.1 204 No Content\r\n\r\n"
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+ADDRESS = "127.0.0.1"
+HOST = {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}
+
+
 def plain(body: bytes, *, more: str = "") -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body
 
@@ -26,11 +30,12 @@ class Server:
 
     def __init__(self, answer: Callable[[str, int], tuple[bytes, bool] | None]) -> None:
         self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        family = socket.AF_INET6 if ":" in ADDRESS else socket.AF_INET
+        self._listener = socket.create_server((ADDRESS, 0), backlog=128, family=family)
         self._open: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         port = self._listener.getsockname()[1]
-        self.url = f"https://localhost:{port}" if self.chain else f"http://127.0.0.1:{port}"
+        self.url = f"https://localhost:{port}" if self.chain else f"http://{HOST[ADDRESS]}:{port}"
         self._context = _context(self.chain) if self.chain else None
         self.asked: Counter[str] = Counter()
         self._threads[0].start()

@@ -164,7 +164,7 @@ static int is_plain(const char *head, const char *end, const Ask *ask, Line *lin
         if ((value = value_of(at, stop, "content-length", &bytes))) {
             if (has_length++ || !is_number(value, bytes, ask->bytes))
                 return 0;
-        } else if (value_of(at, stop, "transfer-encoding", &bytes))
+        } else if (value_of(at, stop, "transfer-encoding", &bytes) || value_of(at, stop, "content-encoding", &bytes))
             return 0;
         else if ((value = value_of(at, stop, "connection", &bytes))) /* it may say close */
             line->open = bytes == 10 && !strncasecmp(value, "keep-alive", 10);

@@ -120,10 +120,11 @@ class Connection:
 
     def request(self, address: Address, headers: str) -> bytes:
         """What is sent to ask for it, as this connection and any other to the same host want it."""
-        root = address.root
+        host = address.root.partition("://")[2]
+        host = host if host.isascii() else host.encode("idna").decode()
         own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         return (
-            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {root.partition('://')[2]}\r\n"
+            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {host}\r\n"
             f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
         ).encode("latin-1")
 

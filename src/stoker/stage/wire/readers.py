@@ -15,6 +15,7 @@ from stoker.errors import DeniedError
 from stoker.stage.origins.address import AddressBook
 from stoker.stage.wire.answers import (
     changed,
+    check_encoding,
     check_facts,
     is_etag,
     pin_line,
@@ -153,6 +154,8 @@ def confirm(source: Source, *, client: Client) -> None:
 
 def _check_version(source: Source, answer: Answer, start: int) -> None:
     file = source.file
+    if source.is_doubtful:
+        check_encoding(answer, url=file.url)
     check_facts(answer, url=file.url, bytes=file.bytes, version=source.version, start=start)
     if source.is_doubtful and source.version and not says_version(answer, source.version):
         raise changed(file.url, "the server does not say any more which version it sends")

@@ -13,7 +13,7 @@ from stoker.errors import StorageError
 from stoker.network import Proxies, tls_context
 from stoker.stage.wire.dial import Endpoint, dial, dial_more, proxy_key
 from stoker.stage.wire.heads import Answer
-from stoker.stage.wire.http import Address, Connection, NetworkError
+from stoker.stage.wire.http import Address, Connection, NetworkError, ascii_host
 from stoker.stage.wire.secure import tls_handle
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Client:
 
     def _found(self, parts: SplitResult) -> Endpoint:
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        return Endpoint(parts.scheme, parts.hostname or "", port, self._proxies.of(parts))
+        return Endpoint(parts.scheme, ascii_host(parts.hostname or ""), port, self._proxies.of(parts))
 
     @cached_property
     def _proxies(self) -> Proxies:

@@ -79,6 +79,14 @@ class Address:
         return Address(url=url, headers=self.headers) if there.root == self.root else there
 
 
+def ascii_host(host: str) -> str:
+    """A host, perhaps with its port, as the network knows it: names of other scripts written out (IDNA)."""
+    if host.isascii():
+        return host
+    name, colon, port = host.partition(":")  # an IPv6 address has no such letters
+    return name.encode("idna").decode() + colon + port
+
+
 class Connection:
     """One connection, used by one thread at a time: send, then answer, then read_into until it gives 0."""
 
@@ -120,8 +128,7 @@ class Connection:
 
     def request(self, address: Address, headers: str) -> bytes:
         """What is sent to ask for it, as this connection and any other to the same host want it."""
-        host = address.root.partition("://")[2]
-        host = host if host.isascii() else host.encode("idna").decode()
+        host = ascii_host(address.root.partition("://")[2])
         own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         return (
             f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {host}\r\n"

@@ -266,3 +266,18 @@ def test_a_redirect_within_a_site_keeps_what_must_be_said() -> None:
     key = (("Authorization", "Bearer x"),)
     assert Address(url="http://[::1]:80/a/b", headers=key).moved("../c").headers == key
     assert Address(url="http://here/a", headers=key).moved("http://there/a").headers == ()
+
+
+def test_a_secured_connection_that_was_closed_is_not_read_in_c(
+    authority: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would read from is freed."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
+    monkeypatch.setattr(Server, "chain", authority[1])
+    long = OK + b"Content-Length: 500000\r\n\r\n" + b"x" * 500_000
+    with answering(lambda path, times: (long, False)) as server, Client() as client:
+        exchange = Exchange(client, Address(url=f"{server.url}/x"))
+        exchange.answer()
+        exchange._connection.close()
+        with pytest.raises(NetworkError):
+            read_all(exchange.read_into)

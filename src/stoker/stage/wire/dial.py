@@ -64,10 +64,14 @@ def dial_more(
     plugs = _connected(like, count)
     if tls is None:
         return [timed_by_the_kernel(plug, timeout_s) for plug in plugs]
-    wrapped = [
-        tls.wrap_socket(plug, server_hostname=host, do_handshake_on_connect=False, session=session)
-        for plug in plugs
-    ]
+    wrapped = []
+    for plug in plugs:
+        try:
+            wrapped.append(
+                tls.wrap_socket(plug, server_hostname=host, do_handshake_on_connect=False, session=session)
+            )
+        except OSError:  # reset already: one fewer
+            plug.close()
     return [timed(plug, timeout_s) for plug in _shaken(wrapped)]
 
 

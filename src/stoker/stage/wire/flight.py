@@ -38,10 +38,14 @@ class Flight:
         self.first_byte_s = 0.0  # from the question to the beginning of the first answer
         self._client, self._endpoint = client, client.endpoint(sources[0].address)
         self._connections = client.connect_all(self._endpoint, min(LINES, len(sources)))
-        self._lines = [connection.lend() for connection in self._connections]
-        self._asks = list(map(self._ask, sources))
-        self._asked_at = time.monotonic()
-        self._asked = native("stage.wire._flight").ask(self._lines, self._asks)
+        try:
+            self._lines = [connection.lend() for connection in self._connections]
+            self._asks = list(map(self._ask, sources))
+            self._asked_at = time.monotonic()
+            self._asked = native("stage.wire._flight").ask(self._lines, self._asks)
+        except BaseException:
+            self.close()
+            raise
 
     def is_answered(self, *, within_s: float) -> bool:
         """Whether the first answer begins in time."""

@@ -225,6 +225,7 @@ class Connection:
 
     def close(self) -> None:
         self.reusable = False
+        self._handle = 0  # it goes with the socket
         self._socket.close()
 
     def _head(self) -> str:

@@ -35,6 +35,7 @@ format: $(VENV)/.dev  ## rewrite the code in the project's format
 bench: $(VENV)/.bench  ## measure stoker beside its peers; writes benchmarks/results/
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/stage.py
+	$(BIN)/python benchmarks/stage_far.py
 	$(BIN)/python benchmarks/plan_model.py
 
 wheel: | $(BIN)/python  ## build dist/stoker-*.whl by way of dist/stoker-*.tar.gz, to install anywhere

@@ -77,6 +77,48 @@ def _stage_rate(case: str, mib: int) -> Spread:
     return Spread.of("stage", lambda run: mib * run["scale"] * 1.048576 / run["median"][case]["wall_s"])
 
 
+def stage_far() -> str:
+    """Seconds of whole processes by the time to the first byte, and how often as fast as s5cmd that is."""
+    if not runs("stage_far"):
+        return _not_measured("stage_far")
+    keys = [key for key in newest("stage_far")["median"] if key.startswith("stoker / ")]
+    labels = newest("stage_far")["labels"]
+    rows = ["| to memory, 2 cores | **stoker** | s5cmd | times as fast |", "|---|---|---|---|"]
+    for key in keys:
+        _, case, way, scheme, when = key.split(" / ")
+        ours, peer, times = (_far(key, pick) for pick in ("ours", "peer", "times"))
+        rows.append(
+            f"| {labels[case]}, {way}, {scheme}, {when} | {ours.said('.2f', unit=' s')} | "
+            f"{peer.said('.2f', unit=' s')} | {times.said('.2f')} |"
+        )
+    return "\n".join(rows) + "\n" + _over("stage_far")
+
+
+def _far(key: str, pick: str) -> Spread:
+    def figure(run: dict) -> float:
+        ours, peer = (
+            run["median"][name + key.removeprefix("stoker")]["wall_s"] for name in ("stoker", "s5cmd")
+        )
+        return {"ours": ours, "peer": peer, "times": peer / ours}[pick]
+
+    return Spread.of("stage_far", figure)
+
+
+def http_clients() -> str:
+    """Seconds and CPU seconds of our own HTTP client beside those that others keep."""
+    if not runs("http_clients"):
+        return _not_measured("http_clients")
+    cases = newest("http_clients")["median"]
+    rows = ["| to memory, 2 cores | wall | CPU |", "|---|---|---|"]
+    for key in cases:
+        wall, cpu = (
+            Spread.of("http_clients", lambda run, key=key, what=what: run["median"][key][what])
+            for what in ("wall_s", "cpu_s")
+        )
+        rows.append(f"| {key} | {wall.said('.2f', unit=' s')} | {cpu.said('.2f', unit=' s')} |")
+    return "\n".join(rows) + "\n" + _over("http_clients")
+
+
 _STAGERS = {
     "stoker": "**stoker**, xxh3 verified",
     "s5cmd": "s5cmd",
@@ -400,6 +442,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench_path": bench_path,
     "prepare": prepare,
     "stage": stage,
+    "stage_far": stage_far,
+    "http_clients": http_clients,
     "load": load,
     "load_packings": load_packings,
     "load_any": load_any,

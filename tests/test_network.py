@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stoker.errors import UsageError
-from stoker.network import Proxies, certificates
+from stoker.network import Authorities, Proxies, authorities
 from stoker.storage import open_store
 
 if TYPE_CHECKING:
@@ -19,21 +19,37 @@ NAMES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, "http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+    for name in (*NAMES, "SSL_CERT_DIR", "http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bundle_that_people_set_is_used(name: str, tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").touch()
-    assert certificates({name: str(tmp_path / "ca.pem")}) == str(tmp_path / "ca.pem")
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
+    assert authorities({name: f"{tmp_path}/ca.pem"}) == Authorities(file=f"{tmp_path}/ca.pem")
 
 
-def test_a_bundle_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"AWS_CA_BUNDLE=.*gone is not a file"):
-        certificates({"AWS_CA_BUNDLE": str(tmp_path / "gone")})
-    assert certificates({}) == ""
+@pytest.mark.parametrize("name", ["SSL_CERT_DIR", *NAMES[1:]])
+def test_a_folder_of_authorities_is_used(name: str, tmp_path: Path) -> None:
+    assert authorities({name: str(tmp_path)}) == Authorities(folder=str(tmp_path))
+
+
+def test_what_openssl_knows_comes_before_what_other_tools_do(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
+    environ = {
+        "AWS_CA_BUNDLE": "/nowhere",
+        "SSL_CERT_FILE": f"{tmp_path}/ca.pem",
+        "SSL_CERT_DIR": str(tmp_path),
+    }
+    assert authorities(environ) == Authorities(file=f"{tmp_path}/ca.pem", folder=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["SSL_CERT_DIR", *NAMES])
+def test_a_bundle_that_is_not_there_is_said(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"{name}=.*gone is not a"):
+        authorities({name: str(tmp_path / "gone")})
+    assert authorities({}) == Authorities()
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy:3128", "socks5://proxy:1080", "socks5h://user:pw@proxy"])

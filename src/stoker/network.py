@@ -1,36 +1,97 @@
 """Certificates and proxies: one policy for every scheme, from the environment, which is read here alone.
 
-The wire speaks TLS through Python's OpenSSL, obstore through rustls: both are told the same authorities. A
-bundle is named by SSL_CERT_FILE, or by what people set for other tools: AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE,
-CURL_CA_BUNDLE. Proxies are those of HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, if they are spoken to in
-plain HTTP, as nearly all are; another kind is refused rather than spoken to in the wrong language.
+The wire speaks TLS through Python's OpenSSL, obstore through rustls: both are told the same authorities and
+the same proxy. Authorities are those of SSL_CERT_FILE and SSL_CERT_DIR, or else the first of what people set
+for other tools: AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, a file or a folder; or else the system's.
+Proxies are those of HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, if they are spoken to in plain HTTP, as
+nearly all are; another kind is refused rather than spoken to in the wrong language.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult
 
 from stoker.errors import UsageError
 
-_BUNDLES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+if TYPE_CHECKING:
+    import ssl
+
+_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
-def certificates(environ: Mapping[str, str] = os.environ) -> str:
-    """The file with the authorities to trust; empty for the system's."""
-    for name in _BUNDLES:
-        if path := environ.get(name, ""):
-            if not os.path.isfile(path):
-                raise UsageError(f"{name}={path} is not a file", hint="name a file of certificates (PEM)")
-            return path
-    return ""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Authorities:
+    """Whose certificates are believed: a file, a folder, or both; neither for the system's."""
+
+    file: str = ""
+    folder: str = ""
 
 
-def share_certificates() -> None:
-    """Tell them to obstore, which knows one of the names, and no other way to be told."""
-    if bundle := certificates():
-        os.environ.setdefault("SSL_CERT_FILE", bundle)
+def authorities(environ: Mapping[str, str] = os.environ) -> Authorities:
+    """Those that the environment names."""
+    file, folder = environ.get("SSL_CERT_FILE", ""), environ.get("SSL_CERT_DIR", "")
+    _check("SSL_CERT_FILE", file, _holds_certificates, "a file of certificates")
+    for each in filter(None, folder.split(os.pathsep)):
+        _check("SSL_CERT_DIR", each, os.path.isdir, "a folder")
+    if file or folder:
+        return Authorities(file=file, folder=folder)
+    name = next((name for name in _BUNDLES if environ.get(name)), "")
+    path = environ.get(name, "")
+    _check(name, path, _holds_certificates, "a file of certificates, or a folder of them")
+    return Authorities(folder=path) if os.path.isdir(path) else Authorities(file=path)
+
+
+def _check(name: str, path: str, is_right: Callable[[str], bool], kind: str) -> None:
+    if path and not is_right(path):
+        raise UsageError(
+            f"{name}={path} is not {kind}",
+            hint="name a file in PEM, or a folder that `openssl rehash` was run on, and that you may read",
+        )
+
+
+def _holds_certificates(path: str) -> bool:
+    """A folder is believed; a file is looked at, since rustls trusts nobody by an empty one without a
+    word."""
+    try:
+        with open(path, "rb") as file:
+            return b"-----BEGIN " in file.read()
+    except IsADirectoryError:
+        return True
+    except OSError:
+        return False
+
+
+def tls_context() -> ssl.SSLContext:
+    """How the wire speaks TLS."""
+    import ssl  # 13 ms, and a store next door speaks plain http
+
+    trusted = authorities()
+    if not (trusted.file or trusted.folder):
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks names, and trusts nobody yet
+    try:
+        if trusted.file:
+            context.load_verify_locations(cafile=trusted.file)
+        for folder in filter(None, trusted.folder.split(os.pathsep)):
+            context.load_verify_locations(capath=folder)
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(
+            f"the certificates of {trusted.file or trusted.folder} cannot be read: {error}",
+            hint="name a file of certificates (PEM)",
+        ) from error
+    return context
+
+
+def share_authorities() -> None:
+    """Tell them to obstore, which knows two of the names, and no other way to be told."""
+    trusted = authorities()
+    for name, path in (("SSL_CERT_FILE", trusted.file), ("SSL_CERT_DIR", trusted.folder)):
+        if path:
+            os.environ.setdefault(name, path)
 
 
 class Proxies:
@@ -42,6 +103,9 @@ class Proxies:
             from urllib.request import getproxies  # 20 ms, and most machines have no proxy
 
             self._proxies = getproxies()
+
+    def __bool__(self) -> bool:
+        return bool(self._proxies)
 
     def of(self, url: SplitResult) -> str:
         """The proxy on the way to a server; empty for none."""

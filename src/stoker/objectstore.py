@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from stoker.errors import AbsentError, ChangedError, DeniedError, StorageError, require
 from stoker.formats.seekable import SeekableBytes
-from stoker.network import Proxies, share_certificates
+from stoker.network import Proxies, share_authorities
 from stoker.urls import Entry, join_url, url_scheme
 
 SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https"}
@@ -30,10 +29,10 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self._obstore = require("obstore", extra="object-store")
         self._pid = os.getpid()
-        share_certificates()
-        with suppress(ValueError):  # which obstore will explain
-            Proxies().of(urlsplit(_endpoint(url)))  # of a kind that can be spoken to, or refused
-        options: dict[str, Any] = {"allow_http": True} if _wants_http(url) else {}
+        share_authorities()
+        options = _proxy_options(_endpoint(url))
+        if _wants_http(url):
+            options["allow_http"] = True
         patience = _patience(timeout_s) if timeout_s else {}
         options |= patience.pop("client_options", {})
         self._streams = _PATIENT_STREAMS if timeout_s else _STREAMS
@@ -105,6 +104,13 @@ class ObjectStore:
                 raise ChangedError(
                     f"{join_url(self.url, path)} changed while it was read: {reason}", hint="read it again"
                 ) from error
+            if "InvalidCertificate(" in str(error):  # only its last words say so
+                raise StorageError(
+                    f"cannot {verb} {join_url(self.url, path)}: the server's certificate is not trusted: "
+                    f"{_certificate_fault(str(error))}",
+                    hint="install the certificate's authority on this system, or name its file in "
+                    "SSL_CERT_FILE or AWS_CA_BUNDLE",
+                ) from error
             raise self._kind_of(error)(
                 f"cannot {verb} {join_url(self.url, path)}: {reason}",
                 hint=f"check the name and {_credentials(self.url)}",
@@ -115,6 +121,11 @@ class ObjectStore:
         if isinstance(error, known.PermissionDeniedError):
             return DeniedError
         return AbsentError if isinstance(error, (known.NotFoundError, FileNotFoundError)) else StorageError
+
+
+def _certificate_fault(said: str) -> str:
+    """`UnknownIssuer`, or what else rustls has against it."""
+    return said.rpartition("InvalidCertificate(")[2].partition(")")[0]
 
 
 _STREAMS = 12  # parts of an object on their way at a time, as obstore has it
@@ -185,6 +196,19 @@ def _endpoint(url: str) -> str:
     return ours or {"gs": "https://storage.googleapis.com", "s3": "https://s3.amazonaws.com"}.get(
         url_scheme(url), "https://blob.core.windows.net"
     )
+
+
+def _proxy_options(endpoint: str) -> dict[str, Any]:
+    """The proxy that the wire would use, or none: obstore's own reading of the environment differs
+    (NO_PROXY)."""
+    proxies = Proxies()
+    if not proxies:
+        return {}
+    try:
+        proxy = proxies.of(urlsplit(endpoint))
+    except ValueError:  # no URL, which obstore will explain
+        return {}
+    return {"proxy_url": proxy} if proxy else {"proxy_url": "http://127.0.0.1", "proxy_excludes": "*"}
 
 
 def _wants_http(url: str) -> bool:

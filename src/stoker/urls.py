@@ -5,9 +5,14 @@ Both kinds of stores speak of these, so that `storage` can open either.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from stoker.errors import UsageError
+
+_IN_NO_HOST = re.compile(r"[\s\\<>\"^`{|}\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +36,19 @@ def local_path(url: str | Path) -> Path:
     if url_scheme(text) == "file":
         return Path(unquote(urlsplit(text).path))
     return Path.home() / text[2:] if text == "~" or text.startswith("~/") else Path(text)
+
+
+def check_web(url: str) -> None:
+    """Refuse what is no web address, before anybody takes it apart and stumbles."""
+    try:
+        parts = urlsplit(url)
+        is_one = bool(parts.hostname) and parts.port != 0 and not _IN_NO_HOST.search(parts.netloc)
+    except ValueError:  # a port that is no number, or too large; half an IPv6 address
+        is_one = False
+    if not is_one:
+        raise UsageError(
+            f"{url!r} is no web address", hint="write https://HOST[:PORT]/PATH, an IPv6 HOST in []"
+        )
 
 
 def absolute(url: str | Path) -> str | Path:

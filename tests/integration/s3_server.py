@@ -22,10 +22,10 @@ KEY, SECRET = "stokers-access-key-0001", "stokers-secret"
 
 NGINX = """
 daemon off;
-master_process off;
+{workers}
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
-events {{ worker_connections 1024; }}
+events {{ worker_connections 8192; }}
 http {{
     access_log {folder}/access.log;
     client_max_body_size 0;
@@ -39,6 +39,7 @@ http {{
     server {{
         listen 127.0.0.1:{port}{tls};
         root {root};
+        {locations}
         location / {{
             set $asked "$request_method $args";
             error_page 418 = @rclone;
@@ -76,11 +77,20 @@ class S3Server:
 
 @contextmanager
 def serve(
-    folder: Path, *, rclone: str, nginx: str, settings: str = "", tls: bool = False
+    folder: Path,
+    *,
+    rclone: str,
+    nginx: str,
+    settings: str = "",
+    locations: str = "",
+    tls: bool = False,
+    root: Path | None = None,
+    workers: int = 0,
 ) -> Iterator[S3Server]:
-    """Serve `folder/root` while the block runs; `settings` are further lines for nginx."""
-    root = folder / "root"
-    (root / "bucket").mkdir(parents=True)
+    """Serve `folder/root`, or another, while the block runs; `settings` and `locations` are further lines for
+    nginx, in its http block and in its server. The endpoint of one with TLS is https://localhost."""
+    root = root or folder / "root"
+    (root / "bucket").mkdir(parents=True, exist_ok=True)
     port, rclone_port = free_ports(2)
     config = folder / "nginx.conf"
     # Tests put files into the folder themselves: rclone may remember a listing for 10 ms (with none at
@@ -92,6 +102,8 @@ def serve(
             port=port,
             rclone_port=rclone_port,
             settings=settings,
+            locations=locations,
+            workers=f"worker_processes {workers};\nuser root;" if workers else "master_process off;",
             tls=" ssl" if tls else "",
         )
     )
@@ -116,7 +128,7 @@ def serve(
             )
         )
         stack.enter_context(running([nginx, "-p", str(folder), "-c", str(config)], port=port))
-        yield S3Server(root=root, endpoint=f"http://127.0.0.1:{port}")
+        yield S3Server(root=root, endpoint=f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}")
 
 
 def free_ports(count: int) -> list[int]:

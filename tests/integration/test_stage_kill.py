@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from web_server import WebServer, write_noise
+from web_server import WebServer, serve_folder, write_noise
 
 from stoker.stage.landing.part import entries
 
@@ -197,6 +197,43 @@ def test_killed_processes_cost_almost_nothing(
         shutil.rmtree(cache)
     print("bytes served per round:", *(f"{ratio:.3f}" for ratio in ratios))
     assert sum(ratios) / len(ratios) <= (MOST_OF_FEW if locks else MOST)
+
+
+def test_twelve_kills_of_one_download_cost_little(
+    require_binary: Any, stoker_environ: Any, run_stoker: Any, memory: Path
+) -> None:
+    """From a store that gives a connection 8 MB/s, as distant ones do; each is killed a thirteenth further
+    on."""
+    with serve_folder(memory / "web", nginx=require_binary("nginx"), settings="limit_rate 8m;") as web:
+        write_noise(web.root / "corpus", shards=5, shard_bytes=32 << 20)
+        whole = sum(path.stat().st_size for path in (web.root / "corpus").iterdir())
+        cache = memory / "cache"
+        command = [sys.executable, "-m", "stoker.cli", "stage", f"{web.url}/corpus", "--cache", str(cache)]
+        for number in range(1, 13):
+            with subprocess.Popen(
+                command,
+                env=stoker_environ(NO_PROXY="127.0.0.1"),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as process:
+                while process.poll() is None and disk_bytes(cache) < number * whole / 13:
+                    time.sleep(0.001)
+                process.kill()
+        again = run_again(web, cache, run_stoker)
+        assert again["fetched_bytes"] < whole
+        ratio = web.served_bytes("/corpus") / whole
+        print(f"bytes served: {ratio:.3f}")
+        assert ratio <= MOST_OF_FEW  # 1.05 on a machine that has nothing else to do
+
+
+def disk_bytes(folder: Path) -> int:
+    """What the files of a folder hold, holes not counted."""
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it was renamed meanwhile
+                found += os.lstat(f"{place}/{name}").st_blocks * 512
+    return found
 
 
 def test_paused_processes_are_overtaken_and_do_no_harm(

@@ -38,6 +38,7 @@ http {{
     server {{
         listen 127.0.0.1:{port} sndbuf=64k;
         root {root};
+        {settings}
     }}
 }}
 """
@@ -70,13 +71,13 @@ class WebServer:
 
 
 @contextmanager
-def serve_folder(folder: Path, *, nginx: str) -> Iterator[WebServer]:
-    """Serve `folder/root` while the block runs."""
+def serve_folder(folder: Path, *, nginx: str, settings: str = "") -> Iterator[WebServer]:
+    """Serve `folder/root` while the block runs; `settings` are further lines for nginx."""
     root = folder / "root"
     root.mkdir(parents=True)
     (port,) = free_ports(1)
     config = folder / "nginx.conf"
-    config.write_text(NGINX.format(folder=folder, root=root, port=port))
+    config.write_text(NGINX.format(folder=folder, root=root, port=port, settings=settings))
     with running([nginx, "-p", str(folder), "-c", str(config)], port=port):
         yield WebServer(root=root, url=f"http://127.0.0.1:{port}", log=folder / "access.log")
 

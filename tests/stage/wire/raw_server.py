@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,6 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+ADDRESS = "127.0.0.1"
+HOST = {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}
 
 
 def plain(body: bytes, *, more: str = "") -> bytes:
@@ -17,14 +23,20 @@ def plain(body: bytes, *, more: str = "") -> bytes:
 
 
 class Server:
-    """Answers on the loopback with the bytes it is given: the n-th time that a path is asked for."""
+    """Answers on the loopback with the bytes it is given: the n-th time that a path is asked for. With a
+    chain of certificates over TLS, and without a farewell when it closes, as many servers do."""
+
+    chain: Path | None = None
 
     def __init__(self, answer: Callable[[str, int], tuple[bytes, bool] | None]) -> None:
         self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        family = socket.AF_INET6 if ":" in ADDRESS else socket.AF_INET
+        self._listener = socket.create_server((ADDRESS, 0), backlog=128, family=family)
         self._open: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        port = self._listener.getsockname()[1]
+        self.url = f"https://localhost:{port}" if self.chain else f"http://{HOST[ADDRESS]}:{port}"
+        self._context = _context(self.chain) if self.chain else None
         self.asked: Counter[str] = Counter()
         self._threads[0].start()
 
@@ -47,7 +59,15 @@ class Server:
                 self._threads[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, suppress(OSError), client.makefile("rb") as requests:
+        with client, suppress(OSError):
+            if not self._context:
+                self._talk(client)
+                return
+            with self._context.wrap_socket(client, server_side=True) as secured:
+                self._talk(secured)
+
+    def _talk(self, client: socket.socket) -> None:
+        with client.makefile("rb") as requests:
             while line := requests.readline().decode():
                 while requests.readline().strip():
                     pass
@@ -60,6 +80,12 @@ class Server:
                 client.sendall(answer[0])
                 if answer[1]:
                     return
+
+
+def _context(chain: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, chain.with_suffix(".key"))
+    return context
 
 
 @contextmanager

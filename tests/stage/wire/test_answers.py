@@ -59,6 +59,13 @@ def test_a_busy_server_says_how_long(said: str, seconds: float) -> None:
     assert caught.value.after_s == seconds
 
 
+def test_a_busy_server_may_say_when_by_its_own_clock() -> None:
+    headers = {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT", "date": "Fri, 31 Dec 1999 23:59:50 GMT"}
+    with pytest.raises(Busy) as caught:
+        refuse(Answer(503, headers), "", url=URL)
+    assert caught.value.after_s == 9.0
+
+
 @pytest.mark.parametrize(
     ("version", "line"),
     [

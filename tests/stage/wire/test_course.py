@@ -9,7 +9,8 @@ import pytest
 from stoker.stage.origins.address import AddressBook
 from stoker.stage.wire import transfer
 from stoker.stage.wire.client import Client
-from stoker.stage.wire.http import NetworkError
+from stoker.stage.wire.hosts import Hosts
+from stoker.stage.wire.http import Address, NetworkError
 from stoker.stage.wire.pace import Bucket, Pace
 from stoker.stage.wire.transfer import Course, Means
 
@@ -33,13 +34,13 @@ def course(clock: Clock) -> Course:
     means = Means(
         client=Client(),
         book=AddressBook(),
-        pace=Pace(memory_bytes=1 << 20, now=clock.now_s),
+        hosts=Hosts(lambda: Pace(memory_bytes=1 << 20, now=clock.now_s)),
         bucket=Bucket(rate=0),
         patience_s=300.0,
         wake=lambda: None,
         lock=threading.RLock(),
     )
-    return Course("x", means)
+    return Course("x", means, means.hosts.of(Address(url="/x")))
 
 
 def test_a_job_that_was_suspended_tries_again(course: Course, clock: Clock) -> None:

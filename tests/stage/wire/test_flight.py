@@ -17,8 +17,8 @@ from raw_server import Server, answering, plain
 
 from stoker.errors import BadShardError, ChangedError, StorageError
 from stoker.stage.origins.origin import RemoteFile
-from stoker.stage.wire import flight
-from stoker.stage.wire.http import Connection
+from stoker.stage.wire import client, dial, flight
+from stoker.stage.wire.secure import can_lend_tls
 from stoker.stage.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -67,17 +67,27 @@ def fetch(files: Sequence[RemoteFile], **options: float) -> dict[str, bytes]:
     return got
 
 
-@pytest.fixture(params=["native", "python"], autouse=True)
+@pytest.fixture(params=["native", "python", "native over TLS", "python over TLS"], autouse=True)
 def _way(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     skip_or_fail: Callable[[str], None],
 ) -> None:
-    """With the extension, and as where there is no compiler."""
-    if request.param == "python":
+    """With the extension, and as where there is no compiler; in clear and secured."""
+    if request.param.endswith("TLS"):
+        trusted, chain = request.getfixturevalue("authority")
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        monkeypatch.setattr(Server, "chain", chain)
+    if request.param.startswith("python"):
         monkeypatch.setattr(flight, "native", lambda name: None)
+        for module in (client, dial):
+            monkeypatch.setattr(module, "tls_handle", lambda plug: 0)
     elif flight.native("stage.wire._flight") is None:
         skip_or_fail("the extension was not built: install a C compiler, then `make venv`")
+
+
+def test_secured_sockets_are_read_in_c_on_this_python() -> None:
+    assert can_lend_tls()
 
 
 def test_plain_answers_are_asked_for_once() -> None:
@@ -192,14 +202,14 @@ def test_a_wire_that_is_closed_waits_for_no_answer() -> None:
 def test_a_process_that_may_open_few_files_is_content_with_few_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connect, asked = Connection._begin_another, Counter[str]()
+    connect, asked = dial.begin_another, Counter[str]()
 
-    def connect_twice(self: Connection, place: Any) -> socket.socket:
+    def connect_twice(like: socket.socket, place: Any) -> socket.socket:
         asked["times"] += 1
         if asked["times"] > 2:
             raise OSError(errno.EMFILE, "Too many open files")
-        return connect(self, place)
+        return connect(like, place)
 
-    monkeypatch.setattr(Connection, "_begin_another", connect_twice)
+    monkeypatch.setattr(dial, "begin_another", connect_twice)
     with answering(lambda path, times: (plain(BODY), False)) as server:
         assert len(fetch(files_at(server, 100))) == 100

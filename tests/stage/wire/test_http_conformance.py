@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 import random
 import socket
+import ssl
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage.wire.raw_server import answering
+from stage.wire.raw_server import Server, answering
 from stoker.errors import StorageError
 from stoker.stage.wire.client import Client, Exchange
 from stoker.stage.wire.http import Address, Connection, NetworkError
+from stoker.stage.wire.secure import tls_handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BODY = b"0123456789"
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -102,19 +105,41 @@ REFUSED = {
 }
 
 
-def heard(answer: bytes, cuts: tuple[int, ...] = ()) -> bytes:
+WAYS = ("plain", "TLS in C", "TLS in Python")
+
+
+@pytest.fixture(scope="module")
+def contexts(authority: tuple[Path, Path]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    trusted, chain = authority
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(chain, chain.with_suffix(".key"))
+    return ssl.create_default_context(cafile=trusted), server
+
+
+def heard(
+    answer: bytes,
+    cuts: tuple[int, ...] = (),
+    *,
+    way: str = "plain",
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+) -> bytes:
     """The body of an answer that comes in these pieces, after which the server closes."""
     ours, theirs = socket.socketpair()
     edges = [0, *sorted({min(cut, len(answer)) for cut in cuts}), len(answer)]
 
     def speak() -> None:
         with theirs, suppress(OSError):
-            for start, stop in itertools.pairwise(edges):
-                theirs.sendall(answer[start:stop])
+            secured = contexts[1].wrap_socket(theirs, server_side=True) if contexts else theirs
+            with secured:
+                for start, stop in itertools.pairwise(edges):
+                    secured.sendall(answer[start:stop])
 
     speaker = threading.Thread(target=speak)
     speaker.start()
-    connection = Connection(ours, host="server", waits_for_all=True)
+    plug = contexts[0].wrap_socket(ours, server_hostname="localhost") if contexts else ours
+    handle = tls_handle(plug) if way == "TLS in C" else 0
+    assert bool(handle) == (way == "TLS in C")
+    connection = Connection(plug, host="server", waits_for_all=way != "TLS in Python", handle=handle)
     try:
         connection.answer()
         return read_all(connection.read_into)
@@ -131,15 +156,17 @@ def read_all(read_into: Callable[[memoryview], int]) -> bytes:
     return bytes(body)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", UNDERSTOOD)
-def test_what_the_standard_allows_is_understood(kind: str) -> None:
-    assert heard(UNDERSTOOD[kind]) == BODY
+def test_what_the_standard_allows_is_understood(kind: str, way: str, contexts: Any) -> None:
+    assert heard(UNDERSTOOD[kind], way=way, contexts=contexts if way != "plain" else None) == BODY
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_could_be_read_in_two_ways_is_refused(kind: str) -> None:
+def test_what_could_be_read_in_two_ways_is_refused(kind: str, way: str, contexts: Any) -> None:
     with pytest.raises(NetworkError, match="server"):
-        heard(REFUSED[kind])
+        heard(REFUSED[kind], way=way, contexts=contexts if way != "plain" else None)
 
 
 @given(st.sampled_from(sorted(UNDERSTOOD)), st.lists(st.integers(1, 200), max_size=12))
@@ -186,13 +213,23 @@ SMUGGLED = OK + b"Content-Length: 4\r\n\r\nEVIL"
         pytest.param(b"HTTP/1.1 304 Not Modified\r\n\r\n" + SMUGGLED, id="where nothing changed"),
     ],
 )
-def test_what_nobody_asked_for_is_never_the_next_answer(first: bytes) -> None:
+@pytest.mark.parametrize("way", ["plain", "TLS", "proxy"])
+def test_what_nobody_asked_for_is_never_the_next_answer(
+    first: bytes, way: str, authority: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(path: str, times: int) -> tuple[bytes, bool]:
-        return (first if path == "/first" else OK + b"Content-Length: 4\r\n\r\ngood"), False
+        return (first if path.endswith("/first") else OK + b"Content-Length: 4\r\n\r\ngood"), False
 
+    if way == "TLS":
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
+        monkeypatch.setattr(Server, "chain", authority[1])
     with answering(answer) as server, Client() as client:
-        ask(client, f"{server.url}/first")
-        assert ask(client, f"{server.url}/second") == b"good"
+        base = server.url
+        if way == "proxy":  # which is asked for whole addresses
+            monkeypatch.setenv("http_proxy", server.url)
+            base = "http://store.invalid"
+        ask(client, f"{base}/first")
+        assert ask(client, f"{base}/second") == b"good"
 
 
 def test_a_connection_is_used_again_after_every_way_a_body_can_end() -> None:
@@ -229,3 +266,18 @@ def test_a_redirect_within_a_site_keeps_what_must_be_said() -> None:
     key = (("Authorization", "Bearer x"),)
     assert Address(url="http://[::1]:80/a/b", headers=key).moved("../c").headers == key
     assert Address(url="http://here/a", headers=key).moved("http://there/a").headers == ()
+
+
+def test_a_secured_connection_that_was_closed_is_not_read_in_c(
+    authority: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would read from is freed."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
+    monkeypatch.setattr(Server, "chain", authority[1])
+    long = OK + b"Content-Length: 500000\r\n\r\n" + b"x" * 500_000
+    with answering(lambda path, times: (long, False)) as server, Client() as client:
+        exchange = Exchange(client, Address(url=f"{server.url}/x"))
+        exchange.answer()
+        exchange._connection.close()
+        with pytest.raises(NetworkError):
+            read_all(exchange.read_into)

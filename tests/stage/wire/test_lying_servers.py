@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import socket
+import ssl
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +20,7 @@ from raw_server import answering, plain
 import stoker
 from stoker.errors import ChangedError, StorageError
 from stoker.stage.origins.origin import RemoteFile, resolve
+from stoker.stage.wire import client, dial, flight
 from stoker.stage.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -172,12 +176,29 @@ def test_a_file_that_does_not_begin_as_its_name_says_is_refused(name: str, tmp_p
         stoker.fetch(f"{server.url}/{name}", cache=tmp_path / "c")
 
 
+@pytest.mark.parametrize("size", [200, SIZE], ids=["small", "large"])
+def test_a_file_that_a_server_has_packed_unasked_is_refused(size: int, tmp_path: Path) -> None:
+    packed = plain(b"p" * size, more='ETag: "1"\r\nContent-Encoding: gzip\r\n')
+    with (
+        answering(lambda path, times: (packed if path == "/a.bin" else GONE, False)) as server,
+        pytest.raises(StorageError, match="comes as gzip"),
+    ):
+        stoker.fetch(f"{server.url}/a.bin", cache=tmp_path / "c")
+
+
+def test_an_archive_that_a_server_only_calls_packed_comes_as_it_is(tmp_path: Path) -> None:
+    data = gzip.compress(b"lines")
+    packed = plain(data, more="Content-Encoding: x-gzip\r\n")
+    with answering(lambda path, times: (packed if path == "/a.jsonl.gz" else GONE, False)) as server:
+        assert stoker.fetch(f"{server.url}/a.jsonl.gz", cache=tmp_path / "c").read_bytes() == data
+
+
 # --- slow and mute ----------------------------------------------------------------------------------
 
 
 @contextmanager
-def trickling(head: bytes, *, every_s: float) -> Iterator[str]:
-    """Sends a head, then a byte now and then."""
+def trickling(head: bytes, *, every_s: float, chain: Path | None = None) -> Iterator[str]:
+    """Sends a head, then a byte now and then; with a chain of certificates over TLS."""
     stop = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -194,10 +215,14 @@ def trickling(head: bytes, *, every_s: float) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None
+    if chain:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(chain, chain.with_suffix(".key"))
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/file"
+        yield f"{'https://localhost' if chain else 'http://127.0.0.1'}:{server.server_port}/file"
     finally:
         stop.set()
         server.shutdown()
@@ -229,6 +254,49 @@ def test_a_server_that_sends_next_to_nothing_is_told_of_and_given_up(size: int, 
         fetch(wire, RemoteFile(name="file", url=url, bytes=size, version='"1"'))
     assert told
     assert re.search("nothing for too long|bytes a second", told[0])
+
+
+@pytest.mark.parametrize("size", [200_000, SIZE], ids=["small", "large"])
+@pytest.mark.parametrize("is_mute", [True, False], ids=["mute", "trickling"])
+@pytest.mark.parametrize("in_c", [True, False], ids=["C", "Python"])
+def test_a_secured_server_that_sends_next_to_nothing_is_given_up_too(
+    size: int,
+    is_mute: bool,
+    in_c: bool,
+    authority: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
+    if not in_c:
+        monkeypatch.setattr(flight, "can_lend_tls", lambda: False)
+        for module in (client, dial):
+            monkeypatch.setattr(module, "tls_handle", lambda plug: 0)
+    head = b"" if is_mute else b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: %d\r\n\r\n' % size
+    with (
+        trickling(head, every_s=60 if is_mute else 0.02, chain=authority[1]) as url,
+        Wire(timeout_s=0.3, patience_s=0.3) as wire,
+        pytest.raises(StorageError, match="brought nothing for"),
+    ):
+        fetch(wire, RemoteFile(name="file", url=url, bytes=size, version='"1"'))
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_host_that_swallows_connections_is_told_of_and_given_up(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall that drops what it does not like: as a listener whose queue is full."""
+    monkeypatch.setattr(dial, "CONNECT_TIMEOUT_S", 0.2)
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        file = RemoteFile(name="x", url=f"{scheme}://127.0.0.1:{full.getsockname()[1]}/x", bytes=SIZE)
+        wire = stack.enter_context(Wire(timeout_s=0.3, patience_s=0.3))
+        with pytest.raises(StorageError, match=r"brought nothing.*cannot connect to 127\.0\.0\.1"):
+            fetch(wire, file)
 
 
 def test_a_head_that_never_ends_is_given_up() -> None:

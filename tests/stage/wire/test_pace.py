@@ -7,15 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.stage.wire.pace import (
-    FAR_LANES,
     LEAST_RANGE_BYTES,
+    MOST_AT_ONCE,
     MOST_LANES,
     MOST_RANGE_BYTES,
     SLICE_BYTES,
+    SMALL_AT_ONCE,
     START_LANES,
     Bucket,
     Company,
     Pace,
+    Window,
     backoff_s,
 )
 
@@ -55,13 +57,97 @@ def test_lanes_settle_near_what_the_network_carries() -> None:
     assert 10 <= pace.lanes <= 30
 
 
-def test_from_afar_lanes_begin_at_more_and_a_refusal_still_counts() -> None:
+@pytest.mark.parametrize(("first_byte_s", "lanes"), [(0.0005, 6), (0.005, 7), (0.02, 9), (0.08, 18)])
+def test_lanes_that_wait_for_a_first_byte_are_made_up_for(first_byte_s: float, lanes: int) -> None:
     pace = Pace(memory_bytes=MEMORY, now=0.0)
-    pace.go_far()
-    assert pace.lanes == FAR_LANES
+    pace.heard(first_byte_s)
+    assert pace.lanes == lanes
+
+
+def test_where_reading_takes_longer_than_waiting_few_lanes_do() -> None:
+    pace = Pace(memory_bytes=MEMORY, now=0.0)
+    for _ in range(50):
+        pace.heard(0.08)
+        pace.read(8.0)
+    assert pace.lanes == START_LANES
+
+
+def test_a_server_that_is_overrun_is_not_taken_for_a_distant_one() -> None:
+    pace = Pace(memory_bytes=MEMORY, now=0.0)
+    pace.heard(0.08)
     pace.slow_down(now=1.0)
-    pace.go_far()
-    assert pace.lanes == FAR_LANES // 2
+    assert pace.lanes == 9
+
+
+def test_a_number_that_was_given_does_not_follow_the_distance() -> None:
+    pace = Pace(memory_bytes=MEMORY, lanes=3, now=0.0)
+    pace.heard(1.0)
+    assert pace.lanes == 3
+
+
+class Store:
+    """A store that answers so long after a request, and so many requests a second at most: lanes that ask
+    ahead as far as the window goes and read in order."""
+
+    def __init__(self, window: Window, first_byte_s: float, *, most_a_second: float = 1e9) -> None:
+        self.window, self.first_byte_s, self.most = window, first_byte_s, most_a_second
+        self.now = 0.0
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            took_s = max(self.first_byte_s, self.window.size / self.most)
+            self.now += took_s
+            self.window.landed(self.window.size, first_byte_s=self.first_byte_s, now=self.now)
+
+
+def test_the_window_stays_small_next_door() -> None:
+    window = Window()
+    Store(window, 0.0005).rounds(100)
+    assert (window.size, window.is_far) == (SMALL_AT_ONCE, False)
+
+
+@pytest.mark.parametrize("first_byte_s", [0.005, 0.02, 0.08])
+def test_the_window_opens_where_a_lane_waits(first_byte_s: float) -> None:
+    window = Window()
+    Store(window, first_byte_s).rounds(20)
+    assert (window.size, window.is_far) == (MOST_AT_ONCE, True)
+
+
+def test_a_window_that_opened_in_error_closes_again() -> None:
+    window = Window()
+    window.unanswered(now=0.0)
+    assert window.size == 512
+    Store(window, 0.0005, most_a_second=8000).rounds(3)
+    assert window.size == SMALL_AT_ONCE
+
+
+def test_the_window_does_not_open_for_a_server_that_is_full() -> None:
+    window = Window()
+    Store(window, 0.02, most_a_second=4000).rounds(50)
+    assert window.size <= 2 * 0.02 * 4000
+
+
+def test_a_refusal_halves_the_window_once_and_it_opens_again_later() -> None:
+    window = Window()
+    store = Store(window, 0.02)
+    store.rounds(5)
+    for _ in range(20):
+        window.slow_down(now=store.now)
+    assert window.size == MOST_AT_ONCE // 2
+    store.rounds(20)
+    assert window.size == MOST_AT_ONCE // 2
+    store.rounds(500)
+    assert window.size == MOST_AT_ONCE
+
+
+def test_a_window_is_never_closed_and_never_beyond_what_was_given() -> None:
+    window = Window(most=100)
+    for second in range(50):
+        window.slow_down(now=2.0 * second)
+    assert window.size == 8
+    window = Window(most=100)
+    Store(window, 0.02).rounds(20)
+    assert window.size == 100
 
 
 def test_a_server_that_is_overrun_halves_the_lanes_once() -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
+import raw_server
 from raw_server import answering, plain
 
-from stoker.errors import BadManifestError, DeniedError, StorageError
+import stoker
+from stoker.errors import BadManifestError, DeniedError, StorageError, UsageError
 from stoker.stage.origins import origin
 from stoker.stage.origins.origin import RemoteFile, resolve
 from stoker.stage.wire.client import Client, Exchange
-from stoker.stage.wire.http import Address, NetworkError
+from stoker.stage.wire.http import Address, Connection, NetworkError
 from stoker.stage.wire.wire import SLICE_BYTES, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
 ABSENT = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
@@ -130,3 +134,41 @@ def test_a_proxy_that_gives_less_than_was_asked_for_is_asked_for_the_rest() -> N
         file = RemoteFile(name="x", url=f"{server.url}/x", bytes=len(data), digest="xxh3:0")
         wire.fetch(file, missing=[(0, len(data))], sink=Sink())
     assert b"".join(got[offset] for offset in sorted(got)) == data
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:99999/x",
+        "http://127.0.0.1:port/x",
+        "https://[::1/x",
+        "http:///x",
+        "https://a b/x",
+        "http://host\r\nEvil: 1/x",
+        "http://host:0/x",
+    ],
+)
+def test_what_is_no_web_address_is_told(url: str) -> None:
+    with pytest.raises(UsageError, match="is no web address"):
+        resolve(url)
+
+
+def test_a_host_of_another_script_is_named_as_the_standard_has_it() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection(ours, host="x", waits_for_all=True)
+        said = connection.request(Address(url="http://例え.テスト:81/ü"), "").decode("ascii")
+    assert "GET /%C3%BC HTTP/1.1\r\nHost: xn--r8jz45g.xn--zckzah:81\r\n" in said
+
+
+def test_a_server_with_an_ipv6_address_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(raw_server, "ADDRESS", "::1")
+    asked: list[str] = []
+
+    def answer(path: str, times: int) -> tuple[bytes, bool]:
+        asked.append(path)
+        return (plain(b"six") if path == "/x" else b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"), False
+
+    with answering(answer) as server:
+        assert server.url.startswith("http://[::1]:")
+        assert stoker.fetch(f"{server.url}/x", cache=tmp_path / "c").read_bytes() == b"six"

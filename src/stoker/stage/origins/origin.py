@@ -34,6 +34,7 @@ from stoker.storage import (
     split_url,
     url_scheme,
 )
+from stoker.urls import check_web
 
 _MANIFEST = "manifest.json"  # stoker.manifest.NAME; that module brings numpy, and most URLs need neither
 _TRIES = 4  # over some three seconds: a listing that fails is soon told, a download is patient
@@ -216,6 +217,7 @@ def _remote(root: str, entry: Entry) -> RemoteFile:
 
 def _resolve_web(url: str) -> Collection:
     """A dataset by its manifest, or one file. A listing is nothing that the web has."""
+    check_web(url)
     with Client() as client:
         root = url.rstrip("/").removesuffix(f"/{_MANIFEST}")
         if not urlsplit(url).query and (data := _get_manifest(client, join_url(root, _MANIFEST))):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 
 from stoker.errors import ChangedError, DeniedError, StorageError
 from stoker.stage.wire.heads import Answer
 
 _BUSY = frozenset((408, 425, 429, 500, 502, 503, 504, 509))
 _RETRY_AFTER_MOST_S = 60.0
+_PACKED = (".gz", ".tgz", ".svgz", ".zst", ".br", ".bz2", ".xz", ".z")
 _STALE_SIGNATURE = ("ExpiredToken", "Request has expired", "RequestTimeTooSkewed", "AuthenticationFailed")
 
 
@@ -97,6 +97,18 @@ def check_facts(answer: Answer, *, url: str, bytes: int, version: str, start: in
         )
 
 
+def check_encoding(answer: Answer, *, url: str) -> None:
+    """Refuse what a web server has packed although nobody wanted it packed: its bytes are not the file's. An
+    archive that it only calls so (Apache and .gz) is meant as it comes."""
+    coding = answer.headers.get("content-encoding", "").lower()
+    path = url.partition("?")[0].partition("#")[0].lower()
+    if coding not in ("", "identity") and not path.endswith(_PACKED):
+        raise StorageError(
+            f"{url} comes as {coding[:40]}, though it was asked for as it is: that is not the file",
+            hint="have the server send it without Content-Encoding, or name a file that is packed itself",
+        )
+
+
 def refuse(answer: Answer, said: str, *, url: str) -> None:
     """Raise what a status other than 200 and 206 means; `said` is the beginning of its body."""
     status, reason = answer.status, f"{answer.status} {_code(said)}".strip()
@@ -136,9 +148,12 @@ def _denied_hint(url: str) -> str:
 
 
 def _retry_after(answer: Answer) -> float:
-    with suppress(ValueError):  # it may be a date, which is rare and not worth a parser
-        return min(_RETRY_AFTER_MOST_S, max(0.0, float(answer.headers.get("retry-after", "0"))))
-    return 0.0
+    said = answer.headers.get("retry-after", "0")
+    try:
+        after_s = float(said)
+    except ValueError:  # a date, by the server's own clock
+        after_s = _seconds_between(answer.headers.get("date", ""), said)
+    return min(_RETRY_AFTER_MOST_S, max(0.0, after_s)) if after_s == after_s else 0.0
 
 
 def _code(said: str) -> str:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import DeniedError
 from stoker.stage.wire.answers import Busy
-from stoker.stage.wire.flight import FILE_BYTES, Flight, can_fly, take_flight
+from stoker.stage.wire.client import Exchange
+from stoker.stage.wire.flight import FILE_BYTES, LINES, Flight, can_fly, take_flight
 from stoker.stage.wire.http import NetworkError
+from stoker.stage.wire.pace import PATIENT_S
 from stoker.stage.wire.readers import Reader, Source, begin, finish, hear, read_whole, renew
 from stoker.stage.wire.transfer import Abandoned, Course, Lane, Means
 
@@ -40,8 +42,9 @@ class BatchTransfer:
         means: Means,
     ) -> None:
         self.active = 0
-        self.course = Course(f"{files[0].url} and {len(files) - 1:,} more", means)
         addresses = means.book.look_up([file.url for file in files])
+        self.host = means.hosts.of(addresses[files[0].url])
+        self.course = Course(f"{files[0].url} and {len(files) - 1:,} more", means, self.host)
         sources = (Source(file, addresses[file.url]) for file in files)
         self._pending = deque(sorted(sources, key=lambda source: source.file.bytes > FILE_BYTES))
         self._is_plain = not means.bucket.rate  # a flight is not slowed down on its way
@@ -54,7 +57,7 @@ class BatchTransfer:
     def take(self, others: int) -> Callable[[Lane], None] | None:
         if not self._pending or not self._wants_more(self._pending[0]):
             return None
-        self._means.company.lanes += 1
+        self.host.company.lanes += 1
         return self._run
 
     def _run(self, lane: Lane) -> None:
@@ -62,43 +65,80 @@ class BatchTransfer:
             self._bring(lane)
         finally:
             with self._means.lock:
-                self._means.company.lanes -= 1
+                self.host.company.lanes -= 1
 
     def _bring(self, lane: Lane) -> None:
-        while self._is_plain and (sources := take_flight(self._pending, self._means.client)):
-            try:
-                self._fly(sources, lane)
-            finally:
-                self._pending.extend(sources)  # what is left of them
+        self._fly(lane)
         self._bring_singly(lane)
 
-    def _fly(self, sources: list[Source], lane: Lane) -> None:
-        """Bring these files together; what has come is taken off the list."""
-        flight = Flight(sources, client=self._means.client)
-        self._call_others(sources[0])
-        self.course.enter(flight)
+    def _fly(self, lane: Lane) -> None:
+        """Bring small files in flights, as many of them in the air as the way is long."""
+        air: deque[Flight] = deque()
         try:
-            landed = flight.run(lane)
+            while self._fill(air):
+                if not air[0].is_answered(within_s=PATIENT_S):
+                    with self._means.lock:
+                        self.host.window.unanswered(now=time.monotonic())
+                    self._call_others()
+                    self._fill(air)
+                flight = air.popleft()
+                try:
+                    self._land(flight, lane)
+                finally:
+                    self._end(flight)
         finally:
-            self.course.leave(flight)
+            for flight in air:  # not heard: their connections are closed
+                self._end(flight)
+
+    def _fill(self, air: deque[Flight]) -> bool:
+        """Ask for more files, as far as is wise; whether any are in the air."""
+        while self._is_plain and len(air) < self._most_flights():
+            sources = take_flight(self._pending, self._means.client, near=not self.host.window.is_far)
+            if not sources:
+                break
+            try:
+                flight = Flight(sources, client=self._means.client)
+            except BaseException:
+                self._pending.extend(sources)
+                raise
+            self.course.enter(flight)
+            air.append(flight)
+        return bool(air)
+
+    def _most_flights(self) -> int:
+        window = self.host.window
+        depth = self.host.company.depth(window.size, near=not window.is_far, flies=True)
+        return max(1, depth // LINES)
+
+    def _end(self, flight: Flight) -> None:
+        self.course.leave(flight)
+        self._pending.extend(flight.sources)  # what is left of them
+
+    def _land(self, flight: Flight, lane: Lane) -> None:
+        """Hear the answers of a flight; what has come is taken off its list."""
+        landed = flight.hear(lane)
         if self.course.error:
             raise Abandoned
+        self._heard(len(landed), flight.first_byte_s)
         if flight.is_odd:
             self._is_plain = False
         if landed:
             self._deliver([(source.file, data) for source, data in landed])
             arrived = {id(source) for source, _ in landed}
-            sources[:] = [source for source in sources if id(source) not in arrived]
+            flight.sources[:] = [source for source in flight.sources if id(source) not in arrived]
             self._landed(sum(len(data) for _, data in landed))
+
+    def _heard(self, count: int, first_byte_s: float) -> None:
+        with self._means.lock:
+            self.host.window.landed(count, first_byte_s=first_byte_s, now=time.monotonic())
+        self._call_others()
 
     def _bring_singly(self, lane: Lane) -> None:
         flight: deque[_Asked] = deque()
-        company = self._means.company
         try:
             for source in self._turn():
                 flight.append((source, self._ask(source)))
-                self._call_others(source)
-                while len(flight) >= company.depth(near=self._is_near(source)):
+                while len(flight) >= self._depth(source):
                     self._receive(*flight.popleft(), lane)
             while flight:
                 self._receive(*flight.popleft(), lane)
@@ -111,20 +151,20 @@ class BatchTransfer:
             for _, reader in flight:
                 self.course.leave(reader)
 
-    def _call_others(self, source: Source) -> None:
-        if self._is_near(source):
-            return
+    def _depth(self, source: Source) -> int:
+        return self.host.company.depth(self.host.window.size, near=self._is_near(source))
+
+    def _call_others(self) -> None:
         with self._means.lock:  # that it is far shows only now
-            self._means.pace.go_far()
-            if self._wants_more(source):
+            if self._pending and self._wants_more(self._pending[0]):
                 self._means.wake()
 
     def _wants_more(self, source: Source) -> bool:
         flies = self._is_plain and can_fly(source, self._means.client)
-        return self._means.company.wants_more(near=self._is_near(source), flies=flies)
+        return self.host.company.wants_more(near=self._is_near(source), flies=flies)
 
     def _is_near(self, source: Source) -> bool:
-        return source.on_the_web and self._means.client.is_near(source.address)
+        return source.on_the_web and not self.host.window.is_far
 
     def _turn(self) -> Iterator[Source]:
         with suppress(IndexError):  # another lane took the last one
@@ -151,7 +191,7 @@ class BatchTransfer:
             raise
         finally:
             self.course.leave(reader)
-        if self._means.company.landed(source.file.bytes, now=time.monotonic()):
+        if self.host.company.landed(source.file.bytes, now=time.monotonic()):
             self._means.wake()
         self._landed(source.file.bytes)
 
@@ -163,6 +203,8 @@ class BatchTransfer:
         count = source.file.bytes
         self.course.wait_for_rate(count)
         hear(source, reader, 0, count)
+        if isinstance(reader, Exchange):
+            self._heard(1, reader.first_byte_s)
         view = lane.buffer(count)
         read_whole(source, reader, view)
         finish(source, reader)

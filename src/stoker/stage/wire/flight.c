@@ -1,11 +1,14 @@
 /* Small files over several connections at once, without a turn of the interpreter for each.
 
-   A request goes out on every connection before the first answer is read; who has answered is asked for the
-   next file. An answer is taken only if it is as plain as can be: 200, the length that is expected, not in
+   `ask` sends a request on every connection, `hear` reads the answers; who has answered is asked for the next
+   file. Between the two others may be asked too: so a long way is waited for once. An answer is taken only if it is as plain as can be: 200, the length that is expected, not in
    chunks. Whatever else comes (a redirect, a refusal, another version, a closed connection) is left to Python,
    which asks again and knows what it means: the twin is `BatchTransfer._bring` in batch.py. With both on two
    cores, and the server too, a file of 64 KiB took 150 to 250 us through Python's lock, see
-   docs/design/2026-11-15-stage.md. */
+   docs/design/2026-11-15-stage.md.
+
+   TLS is Python's: it connects and checks certificates, and lends its OpenSSL and the connection's SSL (see
+   secure.py), so that a record of 16 KiB costs no turn of the interpreter. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -14,6 +17,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,28 +40,73 @@ typedef struct {
 
 typedef struct {
     int socket, open; /* open: another request may be sent */
+    void *ssl;        /* NULL: plain */
 } Line;
 
-static int send_all(int socket, const char *data, Py_ssize_t bytes)
+/* OpenSSL as Python has loaded it; see ssl.h for the numbers. */
+enum { WANT_READ = 2, SYSCALL = 5, ZERO_RETURN = 6 };
+#define UNEXPECTED_EOF 294 /* the reason of an error: closed without a farewell */
+static struct {
+    int (*read)(void *, void *, int);
+    int (*write)(void *, const void *, int);
+    int (*error)(const void *, int);
+    void (*clear)(void);
+    unsigned long (*peek)(void);
+    int (*pending)(const void *);
+} tls;
+
+static int64_t send_some(Line *line, const char *data, Py_ssize_t bytes)
+{
+    if (!line->ssl)
+        return send(line->socket, data, (size_t)bytes, MSG_NOSIGNAL);
+    tls.clear();
+    return tls.write(line->ssl, data, bytes > INT32_MAX ? INT32_MAX : (int)bytes);
+}
+
+static int send_all(Line *line, const char *data, Py_ssize_t bytes)
 {
     while (bytes > 0) {
-        ssize_t sent = send(socket, data, (size_t)bytes, MSG_NOSIGNAL);
+        int64_t sent = send_some(line, data, bytes);
         if (sent < 0 && errno == EINTR)
             continue;
-        if (sent < 0)
+        if (sent <= 0)
             return 0;
         data += sent, bytes -= sent;
     }
     return 1;
 }
 
+/* Some bytes, 0 at the end, or why not. */
+static int64_t receive_tls(void *ssl, char *to, int64_t bytes)
+{
+    for (;;) {
+        tls.clear();
+        errno = 0;
+        int got = tls.read(ssl, to, bytes > INT32_MAX ? INT32_MAX : (int)bytes);
+        if (got > 0)
+            return got;
+        int why = tls.error(ssl, got);
+        if (why == WANT_READ && errno == EINTR)
+            continue;
+        if (why == WANT_READ)
+            return LATE;
+        int ended = why == ZERO_RETURN || (why == SYSCALL && !errno) || (tls.peek() & 0x7fffff) == UNEXPECTED_EOF;
+        tls.clear();
+        return ended ? 0 : FAILED;
+    }
+}
+
 /* Some bytes, or why not. Acknowledged at once: see Connection._hurry in http.py. */
-static int64_t receive(int socket, char *to, int64_t bytes, int flags)
+static int64_t receive(const Line *line, char *to, int64_t bytes, int flags)
 {
     int yes = 1;
-    setsockopt(socket, IPPROTO_TCP, TCP_QUICKACK, &yes, sizeof yes);
+    setsockopt(line->socket, IPPROTO_TCP, TCP_QUICKACK, &yes, sizeof yes);
+    if (line->ssl) {
+        int64_t got = receive_tls(line->ssl, to, bytes);
+        return got ? got : FAILED;
+    }
     for (;;) {
-        ssize_t got = recv(socket, to, (size_t)bytes, flags);
+        ssize_t got = recv(line->socket, to, (size_t)bytes, flags);
         if (got > 0)
             return got;
         if (got < 0 && errno == EINTR)
@@ -115,7 +164,7 @@ static int is_plain(const char *head, const char *end, const Ask *ask, Line *lin
         if ((value = value_of(at, stop, "content-length", &bytes))) {
             if (has_length++ || !is_number(value, bytes, ask->bytes))
                 return 0;
-        } else if (value_of(at, stop, "transfer-encoding", &bytes))
+        } else if (value_of(at, stop, "transfer-encoding", &bytes) || value_of(at, stop, "content-encoding", &bytes))
             return 0;
         else if ((value = value_of(at, stop, "connection", &bytes))) /* it may say close */
             line->open = bytes == 10 && !strncasecmp(value, "keep-alive", 10);
@@ -126,17 +175,27 @@ static int is_plain(const char *head, const char *end, const Ask *ask, Line *lin
     return has_length;
 }
 
-/* Whether less than LOW_SPEED came over the time that the socket would wait for a byte: see http.py. */
-static int is_slow(int socket, const struct timespec *began, int64_t got)
+static double seconds_since(const struct timespec *began)
 {
     struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - began->tv_sec) + (double)(now.tv_nsec - began->tv_nsec) / 1e9;
+}
+
+/* How long the socket would wait for a byte. */
+static double patience(int socket)
+{
     struct timeval window = {0, 0};
     socklen_t size = sizeof window;
     if (getsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &window, &size))
         return 0;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    double took = (double)(now.tv_sec - began->tv_sec) + (double)(now.tv_nsec - began->tv_nsec) / 1e9;
-    double limit = (double)window.tv_sec + (double)window.tv_usec / 1e6;
+    return (double)window.tv_sec + (double)window.tv_usec / 1e6;
+}
+
+/* Whether less than LOW_SPEED came over that time: see http.py. */
+static int is_slow(int socket, const struct timespec *began, int64_t got)
+{
+    double took = seconds_since(began), limit = patience(socket);
     return limit > 0 && took > limit && (double)got < LOW_SPEED * took;
 }
 
@@ -149,7 +208,7 @@ static int64_t hear(Line *line, const Ask *ask, char *memory)
     clock_gettime(CLOCK_MONOTONIC, &began);
     line->open = 1;
     while (!end) {
-        int64_t more = got < HEAD ? receive(line->socket, head + got, HEAD + ask->bytes - got, 0) : ODD;
+        int64_t more = got < HEAD ? receive(line, head + got, HEAD + ask->bytes - got, 0) : ODD;
         if (more >= 0 && is_slow(line->socket, &began, got += more))
             more = LATE;
         if (more < 0) {
@@ -164,7 +223,7 @@ static int64_t hear(Line *line, const Ask *ask, char *memory)
         return ODD;
     }
     while (got < whole) {
-        int64_t more = receive(line->socket, head + got, whole - got, MSG_WAITALL);
+        int64_t more = receive(line, head + got, whole - got, MSG_WAITALL);
         if (more >= 0 && is_slow(line->socket, &began, got += more))
             more = LATE;
         if (more < 0) {
@@ -176,37 +235,66 @@ static int64_t hear(Line *line, const Ask *ask, char *memory)
 }
 
 /* Whether nothing came that nobody asked for, which would be taken for the next answer. */
-static int is_quiet(int socket)
+static int is_quiet(const Line *line)
 {
     char byte;
-    return recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (line->ssl && tls.pending(line->ssl))
+        return 0;
+    return recv(line->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
-/* Ask i travels on line i % lines. After an odd answer, or when nothing comes, no more is asked. */
-static void fly(Line *lines, int line_count, Ask *asks, int count, char *memory)
+static void ask_for(Line *line, Ask *ask)
+{
+    line->open = 0; /* until its answer was read */
+    ask->place = send_all(line, ask->request, ask->request_bytes) ? FAILED : UNASKED;
+}
+
+/* How long nothing came; 0 if something was there already. */
+static double wait_for(const Line *line)
+{
+    struct pollfd waiting = {line->socket, POLLIN, 0};
+    struct timespec began;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    if (poll(&waiting, 1, 0))
+        return 0;
+    while (poll(&waiting, 1, (int)(1e3 * patience(line->socket))) < 0 && errno == EINTR)
+        continue;
+    return seconds_since(&began);
+}
+
+/* Ask i travels on line i % lines; the first of each line was sent. After an odd answer, or when nothing comes, no
+   more is asked. Returns how long the first answer was waited for. */
+static double hear_all(Line *lines, int line_count, Ask *asks, int count, char *memory)
 {
     int odd = 0, late = 0;
-    for (int next = 0; next < count + line_count; next++) {
+    double waited = count ? wait_for(&lines[0]) : 0;
+    for (int next = line_count; next < count + line_count; next++) {
         Line *line = &lines[next % line_count];
-        Ask *due = next >= line_count ? &asks[next - line_count] : NULL;
-        if (due && due->place != UNASKED && !late) {
+        Ask *due = &asks[next - line_count];
+        if (next - line_count < count && due->place != UNASKED && !late) {
             due->place = hear(line, due, memory);
             odd |= due->place == ODD;
             late |= due->place == LATE;
         }
-        if (next >= count || odd || late || !line->open || !is_quiet(line->socket))
-            continue;
-        line->open = 0; /* until its answer was read */
-        asks[next].place = send_all(line->socket, asks[next].request, asks[next].request_bytes) ? FAILED : UNASKED;
+        if (next < count && !odd && !late && line->open && is_quiet(line))
+            ask_for(line, &asks[next]);
     }
+    return waited;
 }
 
 static int parse(PyObject *sockets, PyObject *list, Line *lines, Ask *asks, int64_t room)
 {
     int64_t slot = 0;
     for (Py_ssize_t i = 0; i < PyList_Size(sockets); i++) {
-        lines[i].socket = (int)PyLong_AsLong(PyList_GetItem(sockets, i));
-        lines[i].open = 1;
+        unsigned long long ssl;
+        if (!PyArg_ParseTuple(PyList_GetItem(sockets, i), "iK", &lines[i].socket, &ssl))
+            return 0;
+        lines[i].open = 0; /* until an answer was read to its end */
+        lines[i].ssl = tls.read ? (void *)(uintptr_t)ssl : NULL;
+        if (ssl && !tls.read) {
+            PyErr_SetString(PyExc_ValueError, "no TLS was lent");
+            return 0;
+        }
     }
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
         Ask *ask = &asks[i];
@@ -238,42 +326,143 @@ static PyObject *numbers(const void *first, size_t stride, Py_ssize_t count, int
     return list;
 }
 
-static PyObject *py_fly(PyObject *self, PyObject *args)
+/* What both calls take: connections, requests, and for `hear` the memory. */
+typedef struct {
+    Line *lines;
+    Ask *asks;
+    int line_count, count;
+} Flight;
+
+static int begin(Flight *flight, PyObject *sockets, PyObject *list, int64_t room)
+{
+    Py_ssize_t line_count = PyList_Size(sockets), count = PyList_Size(list);
+    *flight = (Flight){NULL, NULL, (int)line_count, (int)count};
+    if (line_count < 1 || count < line_count || count > INT32_MAX / 2) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "there must be a connection, and a file for each");
+        return 0;
+    }
+    flight->lines = calloc((size_t)line_count, sizeof(Line));
+    flight->asks = calloc((size_t)count, sizeof(Ask));
+    if (flight->lines && flight->asks)
+        return parse(sockets, list, flight->lines, flight->asks, room);
+    PyErr_NoMemory();
+    return 0;
+}
+
+static void end(Flight *flight)
+{
+    free(flight->lines);
+    free(flight->asks);
+}
+
+static PyObject *py_ask(PyObject *self, PyObject *args)
 {
     PyObject *sockets, *list, *result = NULL;
-    unsigned long long memory;
-    long long room;
-    if (!PyArg_ParseTuple(args, "OOKL", &sockets, &list, &memory, &room))
+    Flight flight;
+    if (!PyArg_ParseTuple(args, "OO", &sockets, &list))
         return NULL;
-    Py_ssize_t line_count = PyList_Size(sockets), count = PyList_Size(list);
-    if (line_count < 1 || count < 0 || count > INT32_MAX / 2 || line_count > INT32_MAX / 2) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "there must be a connection");
-        return NULL;
-    }
-    Line *lines = calloc((size_t)line_count, sizeof(Line));
-    Ask *asks = calloc((size_t)count + 1, sizeof(Ask));
-    if (!lines || !asks)
-        PyErr_NoMemory();
-    else if (parse(sockets, list, lines, asks, room)) {
+    if (begin(&flight, sockets, list, INT64_MAX)) {
         Py_BEGIN_ALLOW_THREADS
-        fly(lines, (int)line_count, asks, (int)count, (char *)(uintptr_t)memory);
+        for (int i = 0; i < flight.line_count; i++) /* TLS has words of its own to say after its beginning */
+            if (flight.lines[i].ssl || is_quiet(&flight.lines[i]))
+                ask_for(&flight.lines[i], &flight.asks[i]);
         Py_END_ALLOW_THREADS
-        PyObject *places = numbers(asks, sizeof(Ask), count, 0);
-        PyObject *open = places ? numbers(lines, sizeof(Line), line_count, 1) : NULL;
-        result = open ? PyTuple_Pack(2, places, open) : NULL;
-        Py_XDECREF(places);
-        Py_XDECREF(open);
+        result = numbers(flight.asks, sizeof(Ask), flight.count, 0);
     }
-    free(lines);
-    free(asks);
+    end(&flight);
     return result;
 }
 
+static PyObject *py_hear(PyObject *self, PyObject *args)
+{
+    PyObject *sockets, *list, *asked, *result = NULL;
+    unsigned long long memory;
+    long long room;
+    double waited;
+    Flight flight;
+    if (!PyArg_ParseTuple(args, "OOOKL", &sockets, &list, &asked, &memory, &room))
+        return NULL;
+    if (begin(&flight, sockets, list, room)) {
+        for (int i = 0; i < flight.count && i < PyList_Size(asked); i++)
+            flight.asks[i].place = PyLong_AsLongLong(PyList_GetItem(asked, i));
+        Py_BEGIN_ALLOW_THREADS
+        waited = hear_all(flight.lines, flight.line_count, flight.asks, flight.count, (char *)(uintptr_t)memory);
+        Py_END_ALLOW_THREADS
+        PyObject *places = numbers(flight.asks, sizeof(Ask), flight.count, 0);
+        PyObject *open = places ? numbers(flight.lines, sizeof(Line), flight.line_count, 1) : NULL;
+        PyObject *wait = open ? PyFloat_FromDouble(waited) : NULL;
+        result = wait ? PyTuple_Pack(3, places, open, wait) : NULL;
+        Py_XDECREF(places);
+        Py_XDECREF(open);
+        Py_XDECREF(wait);
+    }
+    end(&flight);
+    return result;
+}
+
+/* As recv with MSG_WAITALL: until all is there, or the socket's patience has ended. */
+static int64_t fill(const Line *line, char *to, int64_t bytes, int all)
+{
+    int64_t got = 0;
+    double limit = patience(line->socket);
+    struct timespec began;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    while (got < bytes) {
+        int64_t more = receive_tls(line->ssl, to + got, bytes - got);
+        if (more <= 0)
+            return got ? got : more;
+        got += more;
+        if (!all || (limit > 0 && seconds_since(&began) > limit))
+            break;
+    }
+    return got;
+}
+
+static PyObject *py_read(PyObject *self, PyObject *args)
+{
+    Line line = {0, 0, NULL};
+    unsigned long long ssl, memory;
+    long long bytes;
+    int all;
+    if (!PyArg_ParseTuple(args, "iKKLp", &line.socket, &ssl, &memory, &bytes, &all))
+        return NULL;
+    if (!tls.read || !ssl) {
+        PyErr_SetString(PyExc_ValueError, "no TLS was lent");
+        return NULL;
+    }
+    line.ssl = (void *)(uintptr_t)ssl;
+    Py_BEGIN_ALLOW_THREADS
+    bytes = fill(&line, (char *)(uintptr_t)memory, bytes, all);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(bytes);
+}
+
+static PyObject *py_lend(PyObject *self, PyObject *args)
+{
+    unsigned long long at[6];
+    if (!PyArg_ParseTuple(args, "KKKKKK", &at[0], &at[1], &at[2], &at[3], &at[4], &at[5]))
+        return NULL;
+    *(void **)&tls.write = (void *)(uintptr_t)at[1];
+    *(void **)&tls.error = (void *)(uintptr_t)at[2];
+    *(void **)&tls.clear = (void *)(uintptr_t)at[3];
+    *(void **)&tls.peek = (void *)(uintptr_t)at[4];
+    *(void **)&tls.pending = (void *)(uintptr_t)at[5];
+    *(void **)&tls.read = (void *)(uintptr_t)at[0];
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
-    {"fly", py_fly, METH_VARARGS,
-     "fly(sockets, [(request, bytes, etag), ...], address, room): where each body lies in the memory or why not "
-     "(-1 unasked, -2 failed, -3 late, -4 odd), and which sockets can be used again"},
+    {"ask", py_ask, METH_VARARGS,
+     "ask([(socket, ssl), ...], [(request, bytes, etag), ...]): send the first request of each connection; what "
+     "became of each (-1 unasked, -2 not heard yet)"},
+    {"hear", py_hear, METH_VARARGS,
+     "hear(connections, requests, asked, address, room): where each body lies in the memory or why not (-1 unasked, "
+     "-2 failed, -3 late, -4 odd), which connections can be used again, seconds until the first byte came"},
+    {"read", py_read, METH_VARARGS,
+     "read(socket, ssl, address, bytes, all): so many bytes came over TLS, 0 at its end, -2 failed, -3 late"},
+    {"lend", py_lend, METH_VARARGS,
+     "lend(SSL_read, SSL_write, SSL_get_error, ERR_clear_error, ERR_peek_error, SSL_pending): where OpenSSL has these"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_flight",

@@ -7,21 +7,21 @@ Why not http.client: a body is received with MSG_WAITALL into a buffer that is r
 
 from __future__ import annotations
 
+import ctypes
 import re
 import select
 import socket
 import time
 from base64 import b64encode
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 from stoker.errors import StorageError
+from stoker.native import native
 from stoker.stage.wire.heads import Answer, BadHead, Body, chunk_bytes, read_head
 
-CONNECT_TIMEOUT_S = 10.0
 LOW_SPEED = 1024  # bytes a second, below which a connection is as good as dead
+LATE = -3  # what flight.c says where nothing came for too long; below: something else than was asked for
 _MOST_INTERIM = 8
 HEAD_BYTES = 16 << 10  # the most that nginx and S3 themselves take as a head
 _SAFE = "/%:@!$&'()*+,;=~?"  # what may stand in a request's target as it is, beside letters and digits
@@ -79,6 +79,14 @@ class Address:
         return Address(url=url, headers=self.headers) if there.root == self.root else there
 
 
+def ascii_host(host: str) -> str:
+    """A host, perhaps with its port, as the network knows it: names of other scripts written out (IDNA)."""
+    if host.isascii():
+        return host
+    name, colon, port = host.partition(":")  # an IPv6 address has no such letters
+    return name.encode("idna").decode() + colon + port
+
+
 class Connection:
     """One connection, used by one thread at a time: send, then answer, then read_into until it gives 0."""
 
@@ -88,17 +96,20 @@ class Connection:
         *,
         host: str,
         waits_for_all: bool,
+        handle: int = 0,
         window_s: float = 30.0,
         absolute: str = "",
         always: str = "",
     ) -> None:
         """`absolute` is put before each target and `always` after its headers, as proxies want it. A server
-        that sends less than LOW_SPEED over the window is given up."""
+        that sends less than LOW_SPEED over the window is given up. `handle`: see `secure`."""
         self.host, self._window_s = host, window_s
         self._slow = ""  # what was seen of a server that is too slow
         self.answers = 0
         self.reusable = False
-        self._socket = plug
+        self.first_byte_s = 0.0  # from the last request to the first byte of its answer
+        self._asked = 0.0
+        self._socket, self._handle = plug, handle
         self._absolute, self._always = absolute, always
         self._body_flags = socket.MSG_WAITALL if waits_for_all else 0
         self._is_tcp = plug.family in (socket.AF_INET, socket.AF_INET6)
@@ -109,7 +120,7 @@ class Connection:
 
     def send(self, address: Address, headers: str) -> None:
         """Ask for what the address names; `headers` are whole lines."""
-        self.reusable = False
+        self.reusable, self._asked = False, time.monotonic()
         try:
             self._socket.sendall(self.request(address, headers))
         except OSError as error:
@@ -117,49 +128,22 @@ class Connection:
 
     def request(self, address: Address, headers: str) -> bytes:
         """What is sent to ask for it, as this connection and any other to the same host want it."""
-        root = address.root
+        host = ascii_host(address.root.partition("://")[2])
         own = "".join(f"{name}: {value}\r\n" for name, value in address.headers)
         return (
-            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {root.partition('://')[2]}\r\n"
+            f"GET {self._absolute}{address.target} HTTP/1.1\r\nHost: {host}\r\n"
             f"User-Agent: stoker\r\nAccept-Encoding: identity\r\n{own}{headers}{self._always}\r\n"
         ).encode("latin-1")
 
-    def more(self, count: int) -> list[socket.socket]:
-        """Further sockets to the same place, connected side by side; those that came to be in time."""
-        try:
-            place = self._socket.getpeername()
-        except OSError:  # it was reset while it was idle
-            return []
-        plugs: dict[int, socket.socket] = {}
-        with suppress(OSError):  # as many as this process may have open
-            while len(plugs) < count:
-                plug = self._begin_another(place)
-                plugs[plug.fileno()] = plug
-        waiting, connected, deadline = select.poll(), [], time.monotonic() + CONNECT_TIMEOUT_S
-        for number in plugs:
-            waiting.register(number, select.POLLOUT)
-        while plugs and (left_s := deadline - time.monotonic()) > 0:
-            for number, _ in waiting.poll(1e3 * left_s):
-                waiting.unregister(number)
-                plug = plugs.pop(number)
-                plug.close() if plug.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else connected.append(
-                    plug
-                )
-        for plug in plugs.values():
-            plug.close()
-        return connected
+    @property
+    def plug(self) -> socket.socket:
+        """The socket, to connect further ones to the same place."""
+        return self._socket
 
-    def _begin_another(self, place: Any) -> socket.socket:  # as the socket's family has it
-        plug = socket.socket(self._socket.family, socket.SOCK_STREAM)
-        plug.setblocking(False)
-        plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        plug.connect_ex(place)
-        return plug
-
-    def fileno(self) -> int:
-        """The socket, for somebody else to talk through; `served` tells how that ended."""
+    def lend(self) -> tuple[int, int]:
+        """The socket and its TLS, for `flight.c` to talk through; `served` tells how that ended."""
         self.reusable = False
-        return self._socket.fileno()
+        return self._socket.fileno(), self._handle
 
     def served(self, *, reusable: bool) -> None:
         self.reusable = reusable
@@ -183,6 +167,11 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Whether nothing came since the last answer: what nobody asked for would be taken for the next."""
+        pending = getattr(self._socket, "pending", None)
+        if pending and not self.answers:  # TLS has words of its own to say after its beginning
+            return True
+        if pending and pending():
+            return False
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         return self._from == self._to and not waiting.poll(0)
@@ -236,6 +225,7 @@ class Connection:
 
     def close(self) -> None:
         self.reusable = False
+        self._handle = 0  # it goes with the socket
         self._socket.close()
 
     def _head(self) -> str:
@@ -243,7 +233,7 @@ class Connection:
             self._from = self._to = 0
         if self._is_tcp:
             self._hurry()
-        began = time.monotonic()
+        began, self.first_byte_s = time.monotonic(), 0.0
         while (end := self._buffer.find(b"\r\n\r\n", self._from, self._to)) < 0:
             if self._to == HEAD_BYTES:
                 raise NetworkError(f"{self.host} answers with a head of over {HEAD_BYTES:,} bytes")
@@ -251,7 +241,9 @@ class Connection:
             if not count:
                 raise NetworkError(f"{self.host} closed the connection before it answered")
             self._to += count
-            if time.monotonic() - began > 2 * self._window_s:
+            now = time.monotonic()
+            self.first_byte_s = self.first_byte_s or now - self._asked
+            if now - began > 2 * self._window_s:
                 raise NetworkTimeout(f"{self.host} sends its answer byte by byte")
         head = str(self._view[self._from : end], "latin-1")
         self._from = end + 4
@@ -311,9 +303,22 @@ class Connection:
             return
 
     def _from_network(self, view: memoryview, flags: int) -> int:
+        if self._handle:
+            return self._from_tls(view, flags)
         try:
             return self._socket.recv_into(view, len(view), flags)
         except (BlockingIOError, TimeoutError):
             raise NetworkTimeout(f"{self.host} has sent nothing for too long") from None
         except OSError as error:
             raise NetworkError(f"cannot hear {self.host}: {error}") from error
+
+    def _from_tls(self, view: memoryview, flags: int) -> int:
+        place = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        count: int = native("stage.wire._flight").read(
+            self._socket.fileno(), self._handle, place, len(view), bool(flags)
+        )
+        if count == LATE:
+            raise NetworkTimeout(f"{self.host} has sent nothing for too long")
+        if count < 0:
+            raise NetworkError(f"cannot hear {self.host}: its secured connection failed")
+        return count

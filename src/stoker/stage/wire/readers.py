@@ -15,6 +15,7 @@ from stoker.errors import DeniedError
 from stoker.stage.origins.address import AddressBook
 from stoker.stage.wire.answers import (
     changed,
+    check_encoding,
     check_facts,
     is_etag,
     pin_line,
@@ -31,6 +32,7 @@ from stoker.storage import is_local, local_path, named_errors
 if TYPE_CHECKING:
     from stoker.stage.origins.origin import RemoteFile
 
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 # A server of files that came back: what was open is not, and opening it again helps.
 _PASSING = frozenset((errno.ESTALE, errno.ETIMEDOUT))
 
@@ -57,8 +59,14 @@ class Source:
 
     def __post_init__(self) -> None:
         self.version = self.version or self.file.version
-        self.is_settled = not self.on_the_web
+        self.is_settled = not self.on_the_web or self._is_known
         self.has_ranges = self.has_ranges and not self.needs_one_answer
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether a first answer has nothing to tell: an object store has ranges, and leads nowhere else."""
+        is_object = self.file.url.partition("://")[0] in _OBJECT_STORES
+        return is_object and bool(self.file.digest or is_etag(self.version))
 
     @property
     def needs_one_answer(self) -> bool:
@@ -146,6 +154,8 @@ def confirm(source: Source, *, client: Client) -> None:
 
 def _check_version(source: Source, answer: Answer, start: int) -> None:
     file = source.file
+    if source.is_doubtful:
+        check_encoding(answer, url=file.url)
     check_facts(answer, url=file.url, bytes=file.bytes, version=source.version, start=start)
     if source.is_doubtful and source.version and not says_version(answer, source.version):
         raise changed(file.url, "the server does not say any more which version it sends")

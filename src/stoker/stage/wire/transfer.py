@@ -28,9 +28,10 @@ from stoker.errors import DeniedError, StorageError
 from stoker.redact import redact_text
 from stoker.stage.origins.address import AddressBook
 from stoker.stage.wire.answers import Busy
-from stoker.stage.wire.client import Client
+from stoker.stage.wire.client import Client, Exchange
+from stoker.stage.wire.hosts import Host, Hosts
 from stoker.stage.wire.http import NetworkError, NetworkTimeout
-from stoker.stage.wire.pace import SLICE_BYTES, Bucket, Company, Pace, backoff_s
+from stoker.stage.wire.pace import SLICE_BYTES, Bucket, Pace, Pieces, backoff_s
 from stoker.stage.wire.readers import (
     Reader,
     Source,
@@ -65,12 +66,11 @@ class Means:
 
     client: Client
     book: AddressBook
-    pace: Pace
+    hosts: Hosts
     bucket: Bucket
     patience_s: float
     wake: Callable[[], None]  # there may be work for one more lane
     tell: Callable[[str], None] = lambda text: None  # a person, what is being waited for
-    company: Company = field(default_factory=Company)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -82,6 +82,7 @@ class Lane:
     """A thread's own memory: used again for every slice."""
 
     def __init__(self) -> None:
+        self.pieces = Pieces()
         self._map(SLICE_BYTES)
 
     def buffer(self, count: int) -> memoryview:
@@ -105,10 +106,10 @@ class Held(Protocol):
 class Course:
     """How a transfer goes: who reads for it, when it last moved, when to try again, why it failed."""
 
-    def __init__(self, name: str, means: Means) -> None:
+    def __init__(self, name: str, means: Means, host: Host) -> None:
         self.error: BaseException | None = None
         self.ready_at = 0.0
-        self._name, self._means = name, means
+        self._name, self._means, self._host = name, means, host
         self._tries = 0
         self._failing_since = self._told_at = 0.0
         self._moved_bytes = 0  # since the last trouble
@@ -120,7 +121,7 @@ class Course:
             self._moved_bytes += count
             if self._moved_bytes >= _MOVES_BYTES:
                 self._tries = 0
-            if self._means.pace.landed(count, now=time.monotonic()):
+            if self._host.pace.landed(count, now=time.monotonic()):
                 self._means.wake()
 
     def trouble(self, error: Exception) -> None:
@@ -135,7 +136,7 @@ class Course:
             return
         with self._means.lock:
             if isinstance(error, (Busy, NetworkTimeout)):
-                self._means.pace.slow_down(now=now)
+                self._host.slow_down(now=now)
             wait = backoff_s(self._tries, luck=random.random())
             self._tries, self._moved_bytes = self._tries + 1, 0
             self.ready_at = now + max(wait, error.after_s if isinstance(error, Busy) else 0.0)
@@ -187,8 +188,9 @@ class FileTransfer:
         means: Means,
     ) -> None:
         self.active = 0
-        self.course = Course(file.url, means)
         self._source = Source(file, means.book.look_up([file.url])[file.url])
+        self.host = means.hosts.of(self._source.address)
+        self.course = Course(file.url, means, self.host)
         self._pending = deque(missing)
         self._sink, self._on_bytes, self._means = sink, on_bytes, means
 
@@ -201,7 +203,7 @@ class FileTransfer:
         alone = not self._source.is_settled or not self._source.has_ranges
         if not self._pending or (alone and self.active):
             return None
-        span = self._cut(self._means.pace, 1 + others)
+        span = self._cut(self.host.pace, 1 + others)
         return lambda lane: self._run(span, lane)
 
     def _cut(self, pace: Pace, files: int) -> Span:
@@ -223,10 +225,11 @@ class FileTransfer:
                         self._begin_anew()
                     self._stream(reader, lane)
                 while at < stop:
-                    end = min(stop, (at // SLICE_BYTES + 1) * SLICE_BYTES)
+                    end = min(stop, at + lane.pieces.size, (at // SLICE_BYTES + 1) * SLICE_BYTES)
                     self.course.wait_for_rate(end - at)
-                    view = lane.buffer(end - at)
+                    view, began = lane.buffer(end - at), time.monotonic()
                     count = reader.read_into(view) if at > span[0] else read_some(self._source, reader, view)
+                    lane.pieces.took(count, time.monotonic() - began)
                     if not count:  # a proxy may give less than was asked for: the rest is asked for next
                         return
                     self._write(at, view[:count])
@@ -266,17 +269,20 @@ class FileTransfer:
                 hear(source, reader, start, stop)
             except DeniedError as error:
                 renew(source, asked, error, book=book)
-            self._call_others()
+            began = self._call_others(reader)
             yield reader
+            with self._means.lock:
+                self.host.pace.read(time.monotonic() - began)
         finally:
             self.course.leave(reader)
 
-    def _call_others(self) -> None:
-        """The first answer is in: they may ask now."""
+    def _call_others(self, reader: Reader) -> float:
+        """An answer is in: others may ask now, and more of them if it took long. When that was."""
         with self._means.lock:
-            if self._source.on_the_web and not self._means.client.is_near(self._source.address):
-                self._means.pace.go_far()
+            if isinstance(reader, Exchange):
+                self.host.pace.heard(reader.first_byte_s)
         self._means.wake()
+        return time.monotonic()
 
     def _write(self, offset: int, view: memoryview) -> None:
         if self.course.error:

@@ -1,8 +1,8 @@
 """Transfer scheduler: bytes of remote files, over as many connections as help.
 
 A wire owns a few threads, its lanes. Each takes the next range of a large file or a run of small files
-from the transfers that are waiting, in turn, so that all of them move; how many lanes work at once is for
-`pace` to say. A lane holds one slice of 1 MiB, so memory does not grow with files or their sizes.
+from the transfers that are waiting, in turn, so that all of them move; how many lanes work for a host at once
+is for its `pace` to say. A lane holds one slice of 1 MiB, so memory does not grow with files or their sizes.
 
 Measured over loopback to tmpfs on two busy cores, beside s5cmd in the same minutes, xxh3 of every slice on:
 0.6 of its CPU seconds for 2 GiB in one object or in sixteen, 0.4 for 4,000 x 64 KiB; 40 to 50 MB of memory.
@@ -21,6 +21,7 @@ from stoker.stage.origins.address import AddressBook
 from stoker.stage.wire.answers import Busy
 from stoker.stage.wire.batch import BatchTransfer, Landed
 from stoker.stage.wire.client import Client
+from stoker.stage.wire.hosts import Hosts
 from stoker.stage.wire.http import NetworkError
 from stoker.stage.wire.pace import SLICE_BYTES, Bucket, Pace
 from stoker.stage.wire.transfer import FileTransfer, Lane, Means, Sink
@@ -52,10 +53,15 @@ class Wire:
     ) -> None:
         """`limit_rate` is in bytes a second; `connections` 0 lets their number follow the throughput;
         a transfer that brings next to nothing for `patience_s` fails, and `tell` hears of it before."""
+
+        def make_pace() -> Pace:
+            return Pace(memory_bytes=memory_bytes, lanes=connections, now=time.monotonic())
+
+        self._most = make_pace().most
         self._means = Means(
             client=Client(timeout_s=timeout_s),
             book=AddressBook(),
-            pace=Pace(memory_bytes=memory_bytes, lanes=connections, now=time.monotonic()),
+            hosts=Hosts(make_pace),
             bucket=Bucket(rate=limit_rate),
             patience_s=patience_s,
             wake=self._call_lane,
@@ -155,11 +161,11 @@ class Wire:
     def _call_lane(self) -> None:
         """Wake a lane or start one, if more may work."""
         with self._means.lock:
-            if self._closed or self._active >= self._means.pace.lanes:
+            if self._closed or self._active >= self._most:
                 return
             if self._idle:
                 self._work.notify()
-            elif len(self._threads) < self._means.pace.lanes:
+            elif len(self._threads) < self._most:
                 self._start_lane()
 
     def _start_lane(self) -> None:
@@ -189,7 +195,7 @@ class Wire:
         """Wait for something to do; None when the wire is closed."""
         with self._means.lock:
             while not self._closed:
-                if self._active < self._means.pace.lanes and (job := self._take()):
+                if self._active < self._most and (job := self._take()):
                     self._active += 1
                     self._call_lane()  # there may be work for one more
                     return job
@@ -203,10 +209,12 @@ class Wire:
         its order where there are others to bring beside it: whoever hashes it can follow."""
         now = time.monotonic()
         for transfer in sorted(self._transfers, key=lambda each: each.active):
-            if transfer.course.error or transfer.course.ready_at > now:
+            host = transfer.host
+            if transfer.course.error or transfer.course.ready_at > now or host.active >= host.pace.lanes:
                 continue
             if piece := transfer.take(len(self._transfers) - 1):
                 transfer.active += 1
+                host.active += 1
                 self._transfers.remove(transfer)
                 self._transfers.append(transfer)
                 return transfer, piece
@@ -216,6 +224,7 @@ class Wire:
         with self._means.lock:
             self._active -= 1
             transfer.active -= 1
+            transfer.host.active -= 1
             if transfer.is_over:
                 self._over.notify_all()
             self._call_lane()

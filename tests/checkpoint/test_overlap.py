@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
+from stoker.checkpoint.snapshot.copy import Snapshot
+from stoker.checkpoint.snapshot.witness import Witness, comb
 from stoker.errors import CheckpointError
 
 
@@ -101,6 +107,92 @@ def test_weights_changed_behind_an_overlapped_copy_fail_the_save(open_checkpoint
     with pytest.raises(CheckpointError, match=r"changed while being copied, model\.weight first"):
         checkpointer.wait()
     assert checkpointer.latest().step == 1
+
+
+@pytest.fixture
+def hold_copies(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Copies behind the loop wait for this event: whatever the loop does before falls into them."""
+    go, copy_rest = threading.Event(), Snapshot._copy_rest
+
+    def when_told(snapshot: Snapshot) -> None:
+        go.wait()
+        copy_rest(snapshot)
+
+    monkeypatch.setattr(Snapshot, "_copy_rest", when_told)
+    return go
+
+
+@pytest.mark.parametrize("change", [through_data, through_numpy, through_dlpack])
+def test_a_later_change_that_torch_does_not_count_fails_its_save_and_ends_overlap(
+    open_checkpointer, hold_copies, change
+) -> None:
+    """The first overlapped save has proved itself; a schedule of the loop may begin to write later."""
+    job, checkpointer = Plain(), open_checkpointer(overlap=True)
+    job.step()
+    checkpointer.save(1, **job.objects)
+    job.step()
+    checkpointer.wait()
+    checkpointer.save(2, **job.objects)
+    change(job.model)
+    hold_copies.set()
+    job.step()
+    with pytest.raises(CheckpointError, match=r"past what torch counts, .* model\.weight first"):
+        checkpointer.wait()
+    assert checkpointer.latest().step == 1
+    before = float(job.model.weight[0, 0].detach())
+    checkpointer.save(3, **job.objects)  # copied at once
+    change(job.model)
+    job.step()
+    checkpointer.wait()
+    assert bool((saved_weight(checkpointer) == before).all())
+
+
+def test_counted_changes_behind_a_copy_end_overlap_too(open_checkpointer) -> None:
+    """Or with on_failure="warn" every save from then on would fail."""
+    job, checkpointer = Plain(), open_checkpointer(overlap=True, on_failure="warn")
+    job.step()
+    for step in range(1, 4):
+        checkpointer.save(step, **job.objects)
+        if step == 2:
+            with torch.no_grad():
+                job.model.weight.add_(1)
+        job.step()
+        with pytest.warns(RuntimeWarning, match="while being copied") if step == 2 else nullcontext():
+            checkpointer.wait()
+    assert checkpointer.latest().step == 3
+
+
+def test_what_is_no_number_has_not_changed(open_checkpointer) -> None:
+    job, checkpointer = Plain(), open_checkpointer(overlap=True)
+    job.step()
+    job.model.weight.data.fill_(float("nan"))
+    for step in range(1, 4):
+        checkpointer.save(step, **job.objects)
+        job.step()
+        checkpointer.wait()
+    assert checkpointer.latest().step == 3
+
+
+@given(st.integers(0, 5000), st.integers(0, 10**6))
+def test_every_tensor_is_looked_at_again_within_some_saves(count: int, first: int) -> None:
+    teeth = [comb(count, first + turn) for turn in range(-(-count // 64))]
+    assert sorted({at for some in teeth for at in some}) == list(range(count))
+    assert max(map(len, teeth), default=0) <= 64
+
+
+@given(
+    shape=st.lists(st.integers(0, 40), max_size=4),
+    axes=st.randoms(use_true_random=False),
+    turn=st.integers(0, 99),
+)
+def test_a_witness_of_any_tensor_sees_a_change_of_all_of_it_and_nothing_else(shape, axes, turn) -> None:
+    tensor = torch.randn(shape).permute(axes.sample(range(len(shape)), len(shape)))
+    for changes in (False, True):
+        witness = Witness([tensor], turn=turn)
+        if changes:
+            tensor.data.add_(1)
+        witness.look()
+        assert witness.changed() == (0 if changes and tensor.numel() else None)
 
 
 class Foreign:

@@ -31,6 +31,7 @@ class Copies:
         self._overlaps = options.overlap
         self._proven: Plan | None = None  # whose copies were shown to be able to wait
         self._taken: tuple[Plan, Snapshot] | None = None
+        self._turn = options.world.rank  # what is looked at again; ranks that hold alike look elsewhere
         self.check_s = 0.0  # spent to show it
 
     @property
@@ -59,8 +60,16 @@ class Copies:
         self._allocated()
         self._arena.ensure(self._room(plan), pinned=any(tensor.is_cuda for tensor in tensors))
         behind = self._overlaps and plan is self._proven
-        head_start, chunk_bytes = 0.0 if behind else _HEAD_START, self._options.chunk_bytes
-        made = Snapshot(self._arena, plan, tensors, chunk_bytes=chunk_bytes, head_start=head_start)
+        made = Snapshot(
+            self._arena,
+            plan,
+            tensors,
+            chunk_bytes=self._options.chunk_bytes,
+            head_start=0.0 if behind else _HEAD_START,
+            turn=self._turn,
+            on_mixed=self._stop_overlapping,
+        )
+        self._turn += 1
         self._taken = plan, made
         return made
 
@@ -94,6 +103,9 @@ class Copies:
             self._overlaps = False
             warnings.warn(_mixed(snapshot.proved), RuntimeWarning, stacklevel=4)
         return snapshot.settle_s
+
+    def _stop_overlapping(self) -> None:
+        self._overlaps = False
 
     def close(self) -> None:
         self._allocated()

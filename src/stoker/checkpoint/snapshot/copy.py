@@ -3,7 +3,8 @@
 The memory is laid out as the file will be. On a GPU it is pinned, and copies run on a side stream. With
 `overlap` the loop goes on at once: copies run during its next forward and backward, and whoever calls an
 optimizer's step next waits for them first. The first such copy is taken at once and proves that the others
-may be taken so: nothing may have changed when the optimizer's step comes. When the state is larger than
+may be taken so: nothing may have changed when the optimizer's step comes; of later ones a few pieces are
+looked at again (`witness.py`). When the state is larger than
 the memory allowed, the memory is a ring: it is filled again where it has been written.
 """
 
@@ -13,7 +14,7 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +25,7 @@ from stoker.checkpoint.saved.threads import in_threads
 from stoker.checkpoint.snapshot.arena import Arena
 from stoker.checkpoint.snapshot.digest import digests
 from stoker.checkpoint.snapshot.plan import Move, Plan
+from stoker.checkpoint.snapshot.witness import Witness
 from stoker.errors import CheckpointError
 from stoker.formats.sizes import counted
 from stoker.machine.allowed import usable_cores
@@ -47,6 +49,8 @@ class Snapshot:
         *,
         chunk_bytes: int,
         head_start: float = 0.0,
+        turn: int = 0,
+        on_mixed: Callable[[], None] = lambda: None,
     ) -> None:
         self.bytes = plan.bytes
         self._arena, self._chunk_bytes = arena, chunk_bytes
@@ -69,6 +73,9 @@ class Snapshot:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._hook: Any = None
+        self._turn, self._on_mixed = turn, on_mixed
+        self._witness: Witness | None = None  # of a copy that runs behind the loop
+        self._looked: Any = None  # after which it has been looked at
         self._watched: list[torch.Tensor] = []  # what an overlapped copy would take its time for
         self._proof: list[int] | None = None  # their digests
         self.settle_s = 0.0  # how long an optimizer's step stood still for it
@@ -88,7 +95,9 @@ class Snapshot:
         any optimizer waits for it."""
         self._devices.follow()
         self._copy_groups(0, self._hasty_groups)
-        self._devices.order(self._events[-1:])
+        with self._devices.copying():
+            self._witness = Witness(self._tensors[self._plan.hasty :], turn=self._turn)
+            self._devices.order([self._devices.mark()])
         self._hook = _before_steps(self)
         self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot")
         self._thread.start()
@@ -115,7 +124,7 @@ class Snapshot:
         elif self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._devices.order(self._events[-1:])
+            self._devices.order([self._looked] if self._looked else self._events[-1:])
             self._check_versions()
         else:
             return
@@ -137,6 +146,13 @@ class Snapshot:
     def _copy_rest(self) -> None:
         try:
             self._copy_groups(self._hasty_groups, len(self._groups))
+            with self._devices.copying():
+                if self._witness is not None:
+                    self._witness.look()
+                looked = self._devices.mark()
+            with self._changed:
+                self._looked = looked
+                self._changed.notify_all()
         except BaseException as error:
             self.abort(error)
 
@@ -147,14 +163,30 @@ class Snapshot:
             now = _versions(self._tensors[self._plan.hasty :]) if versions else []
             changed = [at for at, (a, b) in enumerate(zip(now, versions, strict=False)) if a != b]
         if changed:
-            self.abort(
-                CheckpointError(
-                    f"{counted(len(changed), 'tensor')} changed while being copied, "
-                    f"{self._name(changed[0])} first",
-                    hint="with overlap=True only an optimizer's step may change what is saved; "
-                    "else use overlap=False",
-                )
+            self._mixed(f"{counted(len(changed), 'tensor')} changed", changed[0])
+
+    def _hear_witness(self) -> None:
+        """In the writer's thread, when all is written: what torch does not count may have changed, too."""
+        witness, self._witness = self._witness, None
+        if witness is None:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._looked is not None or self._error is not None)
+            self._raise_if_aborted()
+        with self._devices.copying():
+            changed = witness.changed()
+        if changed is not None:
+            self._mixed("something changed, past what torch counts,", changed)
+
+    def _mixed(self, what: str, first: int) -> None:
+        self._on_mixed()
+        self.abort(
+            CheckpointError(
+                f"{what} while being copied, {self._name(first)} first",
+                hint="with overlap=True only an optimizer's step may change what is saved; else use "
+                "overlap=False. The next saves of this run do not overlap",
             )
+        )
 
     def _copy_groups(self, first: int, last: int) -> None:
         threads = 1 if self._devices else min(_MOST_THREADS, usable_cores())
@@ -213,6 +245,7 @@ class Snapshot:
         """Raise what went wrong in the copy, now that everything is written, and let go of the tensors."""
         self._groups = []
         self._check_versions()
+        self._hear_witness()
         self._tensors = []
         with self._changed:
             self._raise_if_aborted()

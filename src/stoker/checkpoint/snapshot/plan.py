@@ -268,7 +268,12 @@ def _buffers(objects: Objects, flat: Flat) -> set[Path]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor, and no more to be done to it: torch puts off conjugating."""
     here = tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
-    return here.resolve_conj().resolve_neg() if here.is_conj() or here.is_neg() else here
+    return here.resolve_conj().resolve_neg() if is_put_off(here) else here
+
+
+def is_put_off(tensor: torch.Tensor) -> bool:
+    """Whether its values are still to be conjugated or negated: then `local` is a copy, of one moment."""
+    return bool(tensor.is_conj() or tensor.is_neg())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -143,7 +143,7 @@ class Checkpointer:
             standing_of_save(step, [*objects], self.options),
             changed=plan is None or not plan.checked,
             busy=self.is_saving,
-            loose=loose_digest(flat, plan),
+            loose=loose_digest(flat, plan, turn=rounds.number, waits=not self.options.overlap),
         )
         if not verdict.go:
             self._outcomes.skipped()

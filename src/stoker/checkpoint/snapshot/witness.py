@@ -25,13 +25,18 @@ def comb(count: int, turn: int) -> list[int]:
     return list(range(turn % tooth, count, tooth))
 
 
+def spots(tensors: Sequence[torch.Tensor], *, turn: int) -> list[torch.Tensor]:
+    """Views of a few small pieces; the same for equal shapes and turns, on whichever rank."""
+    chance = random.Random(turn)
+    return [_corner(tensors[at], chance) for at in comb(len(tensors), turn)]
+
+
 class Witness:
     """Some pieces of these tensors as they are now. Made and asked on the stream that copies."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, turn: int) -> None:
-        chance = random.Random(turn)
-        self._places = [at for at in comb(len(tensors), turn) if tensors[at].numel()]
-        self._live = [_corner(tensors[at], chance) for at in self._places]
+        self._places = comb(len(tensors), turn)
+        self._live = spots(tensors, turn=turn)
         self._taken = [_as_bytes(one).clone() for one in self._live]
         self._differs: list[torch.Tensor] = []
 
@@ -53,7 +58,7 @@ def _corner(tensor: torch.Tensor, chance: random.Random) -> torch.Tensor:
     """A view of a part that is small enough, wherever in the tensor."""
     for axis, length in enumerate(tensor.shape):
         if tensor.nbytes <= _PIECE_BYTES:
-            break
+            break  # also where there is nothing in it
         some = max(1, _PIECE_BYTES // (tensor.nbytes // length))
         if some < length:
             tensor = tensor.narrow(axis, chance.randrange(length - some + 1), some)

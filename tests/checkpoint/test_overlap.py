@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 from stoker.checkpoint.snapshot.copy import Snapshot
@@ -253,6 +254,23 @@ def test_two_savers_may_overlap_with_one_optimizer(open_checkpointer, tmp_path) 
         with open_checkpointer(tmp_path / folder) as saver:
             assert saver.restore(model=again).step == 4
         assert torch.equal(again.weight, model.weight)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what it imports to compile
+def test_a_compiled_step_waits_for_the_copy_and_is_not_compiled_again_for_it(open_checkpointer) -> None:
+    job, compiled, seen = Plain(), CompileCounter(), []
+    checkpointer = open_checkpointer(overlap=True)
+    step = torch.compile(lambda: job.optimizer.step(), backend=compiled)
+    job.model.weight.grad = torch.full_like(job.model.weight, -1.0)
+    for number in range(1, 6):
+        step()
+        before = float(job.model.weight[0, 0].detach())
+        checkpointer.save(number, **job.objects)
+        step()
+        checkpointer.wait()
+        assert bool((saved_weight(checkpointer) == before).all())
+        seen.append(compiled.frame_count)
+    assert len(set(seen[1:])) == 1  # of the first, with its proof, once more
 
 
 def test_an_overlapped_save_leaves_no_hook_behind(open_checkpointer) -> None:

@@ -13,13 +13,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.checkpoint.saved.threads import in_threads
 from stoker.checkpoint.snapshot.arena import Arena
@@ -72,7 +70,6 @@ class Snapshot:
         self._free_chunks = 0  # so many chunks from the beginning are written
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._hook: Any = None
         self._turn, self._on_mixed = turn, on_mixed
         self._witness: Witness | None = None  # of a copy that runs behind the loop
         self._looked: Any = None  # after which it has been looked at
@@ -98,7 +95,6 @@ class Snapshot:
         with self._devices.copying():
             self._witness = Witness(self._tensors[self._plan.hasty :], turn=self._turn)
             self._devices.order([self._devices.mark()])
-        self._hook = _before_steps(self)
         self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot")
         self._thread.start()
 
@@ -107,17 +103,9 @@ class Snapshot:
         self._watched = self._tensors[self._plan.hasty :]
         self.copy()
         self._proof = digests(self._watched)
-        self._hook = _before_steps(self)
-
-    def settle(self) -> None:
-        """Return when the loop may change its weights, and let go of the optimizers' steps."""
-        self.arrive(stepping=False)
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def arrive(self, *, stepping: bool) -> None:
-        """The same, also from inside of an optimizer's step."""
+        """Return when the loop may change its weights; `stepping`: an optimizer is about to."""
         began = time.monotonic()
         if self._proof is not None:
             self._prove(stepping=stepping)
@@ -277,18 +265,6 @@ class Snapshot:
     def _group_bytes(self) -> int:
         """No group crosses a multiple of this. In a ring a group is a chunk: that fits or not."""
         return self._chunk_bytes if self._ring_bytes < self.bytes else _GROUP_BYTES
-
-
-def _before_steps(snapshot: Snapshot) -> Any:
-    """A hook before every optimizer's step. It stays until the loop settles: torch goes through its hooks
-    while they run, and one that went meanwhile would break the others' (another saver's, a profiler's)."""
-    weak = weakref.ref(snapshot)  # its memory may be given back before the hook goes
-
-    def arrive(*_: Any) -> None:
-        if (found := weak()) is not None:
-            found.arrive(stepping=True)
-
-    return register_optimizer_step_pre_hook(arrive)
 
 
 class _Devices:

@@ -148,6 +148,33 @@ def test_a_later_change_that_torch_does_not_count_fails_its_save_and_ends_overla
     assert bool((saved_weight(checkpointer) == before).all())
 
 
+def test_a_writer_that_is_faster_than_the_second_look_waits_for_it(
+    open_checkpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, look, finish = threading.Event(), Witness.look, Snapshot.finish
+
+    def finish_first(snapshot: Snapshot) -> None:
+        written.set()
+        finish(snapshot)
+
+    def look_last(witness: Witness) -> None:
+        written.wait()
+        look(witness)
+
+    job, checkpointer = Plain(), open_checkpointer(overlap=True)
+    job.step()
+    checkpointer.save(1, **job.objects)
+    job.step()
+    checkpointer.wait()
+    monkeypatch.setattr(Snapshot, "finish", finish_first)
+    monkeypatch.setattr(Witness, "look", look_last)
+    before = float(job.model.weight[0, 0].detach())
+    checkpointer.save(2, **job.objects)
+    job.step()
+    checkpointer.wait()
+    assert bool((saved_weight(checkpointer) == before).all())
+
+
 def test_counted_changes_behind_a_copy_end_overlap_too(open_checkpointer) -> None:
     """Or with on_failure="warn" every save from then on would fail."""
     job, checkpointer = Plain(), open_checkpointer(overlap=True, on_failure="warn")

@@ -94,7 +94,7 @@ class Snapshot:
         self._copy_groups(0, self._hasty_groups)
         with self._devices.copying():
             self._witness = Witness(self._tensors[self._plan.hasty :], turn=self._turn)
-            self._devices.order([self._devices.mark()])
+        self._devices.order([self._devices.mark()])  # of the loop's streams: outside of those that copy
         self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot")
         self._thread.start()
 
@@ -155,14 +155,14 @@ class Snapshot:
 
     def _hear_witness(self) -> None:
         """In the writer's thread, when all is written: what torch does not count may have changed, too."""
-        witness, self._witness = self._witness, None
-        if witness is None:
+        if self._witness is None:
             return
-        with self._changed:
+        with self._changed:  # all may be written before it was looked at
             self._changed.wait_for(lambda: self._looked is not None or self._error is not None)
             self._raise_if_aborted()
         with self._devices.copying():
-            changed = witness.changed()
+            changed = self._witness.changed()
+        self._witness = None
         if changed is not None:
             self._mixed("something changed, past what torch counts,", changed)
 

@@ -178,11 +178,13 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, steps: in
         optimizer.zero_grad()
 
 
-def trained_whole(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def trained_whole(seed: int, more: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = Net(33, transposed=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     train(model, optimizer)
+    for _ in range(more):
+        train(model, optimizer, steps=1)
     return model, optimizer
 
 
@@ -252,13 +254,19 @@ def save(folder: Path, kind: str, moment: str, world: World) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     train(model, optimizer)
     other, own = other_state(world), {"t": torch.full((9,), world.rank), "n": world.rank}
-    with Checkpointer(folder / "run", timeout_s=60, world=world) as checkpointer:
+    with Checkpointer(folder / "run", timeout_s=60, world=world, overlap=moment == "behind") as checkpointer:
+        for step in (1, 2) if moment == "behind" else ():  # the first proves that the others may overlap
+            checkpointer.save(step, **given_of(model, optimizer), other=other, own=own)
+            train(model, optimizer, steps=1)
+        truth = truth_of(model, optimizer, other)
         with at_moment(moment, model):
             checkpointer.save(3, **given_of(model, optimizer), other=other, own=own)
+        if moment == "behind":
+            train(model, optimizer, steps=1)
         checkpointer.wait()
     if kind == "fsdp1":  # the truth is that of a model that nobody cut
-        model, optimizer = trained_whole(seed=5)
-    torch.save(truth_of(model, optimizer, other), folder / f"truth-{world.rank}.pt")
+        truth = truth_of(*trained_whole(seed=5, more=2 if moment == "behind" else 0), other)
+    torch.save(truth, folder / f"truth-{world.rank}.pt")
 
 
 def check(folder: Path, kind: str, before: int, world: World) -> None:

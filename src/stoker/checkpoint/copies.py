@@ -147,8 +147,8 @@ def _before_steps(copies: Copies) -> Any:
         if (found := weak()) is not None:
             found.before_step()
 
-    outside: Any = torch.compiler.disable(arrive)  # untyped in torch
-    return register_optimizer_step_pre_hook(outside)
+    disable: Any = torch.compiler.disable  # untyped in torch
+    return register_optimizer_step_pre_hook(disable(arrive))
 
 
 def _mixed(name: str) -> str:

@@ -510,3 +510,11 @@ def test_the_command_line_brings_in_and_takes_out(tmp_path: Path) -> None:
         assert done.exit_code == 0
     assert equal(torch.load(tmp_path / "torch" / "model.pt", weights_only=True), state)
     assert (tmp_path / "dcp" / ".metadata").exists()
+
+
+def test_a_file_in_the_place_of_a_folder_is_answered_with_the_right_call(
+    tmp_path: Path, open_checkpointer
+) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    with pytest.raises(UsageError, match=r"x.pt is a file.*\n.*restore\(source="):
+        open_checkpointer(tmp_path / "x.pt")

@@ -214,3 +214,71 @@ def test_what_changed_between_saves_is_what_is_saved(open_checkpointer, change) 
     assert found.keys() == wanted.keys()
     for name, one in wanted.items():
         assert torch.equal(found[name], one), name
+
+
+class Long(torch.nn.Module):
+    """A queue, say: it has a length, and now that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def __len__(self) -> int:
+        return 0
+
+
+def conjugated() -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64).conj())
+    return model
+
+
+def negated() -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64).conj().imag)
+    return model
+
+
+def patched() -> torch.nn.Module:
+    """Its state is made by what was put on the one instance."""
+    model = torch.nn.Linear(3, 1, bias=False)
+
+    def save_twice(state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        state[f"{prefix}weight"] = 2 * model.weight.detach()
+
+    model._save_to_state_dict = save_twice
+    return model
+
+
+SHAPES = {
+    "a compiled child, which cannot say its length": lambda: torch.compile(
+        torch.nn.Linear(3, 1, bias=False), backend="eager"
+    ),
+    "a length of none": Long,
+    "conjugated": conjugated,
+    "negated": negated,
+    "a method of the instance": patched,
+    "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 1, bias=False)),
+    "an inner list": lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(3))]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("overlap", [False, True], ids=["at once", "behind"])
+def test_of_a_module_of_any_shape_the_newest_values_are_saved(open_checkpointer, shape, overlap) -> None:
+    """Changed in place and, the third time, replaced: what was kept of the save before is not saved."""
+    model = torch.nn.Sequential(SHAPES[shape]())
+    checkpointer = open_checkpointer(overlap=overlap)
+    for step in range(1, 5):
+        for owner in list(model.modules()):
+            for name, one in list(owner.named_parameters(recurse=False)):
+                with torch.no_grad():
+                    one.add_(step)
+                if step == 3 and "parametrizations" not in type(owner).__module__:
+                    setattr(owner, name, torch.nn.Parameter(one.detach() + 1))
+        checkpointer.save(step, model=model)
+        checkpointer.wait()
+        wanted, found = flatten({"model": model}), flatten({"model": checkpointer.load()["model"]})
+        assert wanted.tensors.keys() == found.tensors.keys()
+        for path, one in wanted.tensors.items():
+            assert torch.equal(found.tensors[path], one.resolve_conj().resolve_neg()), (step, path)

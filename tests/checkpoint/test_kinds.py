@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor  # as quantized and float8 tensors are made
 
+from stoker.checkpoint.checkpointer import Checkpointer
 from stoker.checkpoint.saved.layout import item_bytes
 from stoker.checkpoint.saved.values import decode, encode
+from stoker.checkpoint.snapshot.state import RESERVED
 from stoker.errors import UsageError
 
 
@@ -183,3 +186,19 @@ def test_a_wrapper_is_not_restored_into(open_checkpointer) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             checkpointer.restore(strict=False, **given)
+
+
+def test_no_object_can_have_the_name_of_an_option(open_checkpointer) -> None:
+    """Or it could be saved and not restored: `restore(name=...)` asks for a checkpoint of that name."""
+    options = {
+        name
+        for method in (Checkpointer.save, Checkpointer.restore)
+        for name, one in inspect.signature(method).parameters.items()
+        if one.kind is not inspect.Parameter.VAR_KEYWORD and name != "step"
+    }
+    assert options == RESERVED
+    checkpointer = open_checkpointer(every=1)
+    with pytest.raises(UsageError, match=r"'metric' is a word of save.*\n.*takes a metric"):
+        checkpointer.step(1, metric=0.5)  # what keep_best goes by, given where it would be lost
+    with pytest.raises(UsageError, match="'name' is a word of save"):
+        checkpointer.save(1, name={"w": torch.ones(2)})

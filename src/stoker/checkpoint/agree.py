@@ -20,10 +20,12 @@ from stoker.checkpoint.notes import (
     dealt_note,
     digest_of,
 )
-from stoker.checkpoint.snapshot.claims import SLAB_BYTES, Claim, deal, told_apart
+from stoker.checkpoint.saved.layout import path_name
+from stoker.checkpoint.snapshot.claims import SLAB_BYTES, Claim, deal, is_shared_by_all, told_apart
 from stoker.checkpoint.snapshot.digest import digests
 from stoker.checkpoint.snapshot.plan import Plan, claims_of, loose_paths, make_plan, steady_paths
-from stoker.checkpoint.snapshot.state import Flat, Objects
+from stoker.checkpoint.snapshot.state import DTensor, Flat, Objects
+from stoker.checkpoint.snapshot.witness import spots
 from stoker.errors import BadCheckpointError, CheckpointError, StokerError
 from stoker.world import World
 
@@ -185,8 +187,9 @@ class Rounds:
             read = cache(claims_from)  # replicas say the same, to the byte
             held = [read(self._held_by(rank)) for rank in range(self.world.size)]
             dealt = deal(held, trust=trust, slab_bytes=self.slab_bytes)
+            by_all = is_shared_by_all(held)
             notes = [
-                b"+" + dealt_note(Dealt(deals=deals, alike=alike, apart=apart), claims)
+                b"+" + dealt_note(Dealt(deals=deals, alike=alike, apart=apart, by_all=by_all), claims)
                 for deals, (alike, apart), claims in zip(dealt, told_apart(held, dealt), held, strict=True)
             ]
         except BaseException as error:
@@ -230,12 +233,14 @@ def agreed_plan(
     dealt = rounds.deal(claims, trust=trust)
     alike = {claims[at].box.path for at in dealt.alike}
     watched = alike & loose_paths(objects, flat) if alike else set()
+    plain = (path for path in alike - watched if not isinstance(flat.tensors[path], DTensor))
     return make_plan(
         flat,
         claims,
         dealt.deals,
         steady_paths(objects, flat),
         loose=[path for path in flat.tensors if path in watched],
+        alike=sorted(plain, key=path_name) if dealt.by_all else (),
         apart=[claims[at].box.name for at in dealt.apart if _should_agree(claims[at], objects)],
         checked=check,
     )
@@ -247,8 +252,14 @@ def _should_agree(claim: Claim, objects: Objects) -> bool:
     return not claim.free and isinstance(objects.get(claim.box.path[0]), kinds)
 
 
-def loose_digest(flat: Flat, plan: Plan | None) -> str:
-    """Of what may cease to be alike from one save to the next; nothing where there is no such thing."""
-    if plan is None or not plan.loose:
+def loose_digest(flat: Flat, plan: Plan | None, *, turn: int, waits: bool) -> str:
+    """Of what may cease to be alike from one save to the next: all that is likely to, and of the rest, which
+    only replicas that lost touch (or that train apart on purpose) do not hold alike, a few pieces, others at
+    each turn. Not of what lies on a card where the loop does not wait for cards (`waits`). Nothing where
+    there is no such thing."""
+    if plan is None or not (plan.loose or plan.alike):
         return ""
-    return digest_of(str(digests(flat.tensors[path] for path in plan.loose if path in flat.tensors)))
+    loose = [flat.tensors[path] for path in plan.loose if path in flat.tensors]
+    alike = [flat.tensors.get(path) for path in plan.alike]
+    some = spots([one for one in alike if one is not None], turn=turn)
+    return digest_of(str(digests([*loose, *(one for one in some if waits or not one.is_cuda)])))

@@ -65,6 +65,11 @@ class Checkpointer:
             raise UsageError(
                 f"{root} is no folder of this node", hint=f"give a folder, and the store as remote='{root}'"
             )
+        if local_path(root).is_file():
+            raise UsageError(
+                f"{root} is a file, and a run needs a folder",
+                hint=f"give a folder of its own; restore(source='{root}', ...) begins with what is in a file",
+            )
         store = open_store(absolute(remote), timeout_s=options.remote_timeout_s) if remote else None
         self._tiers = Tiers(root=local_path(root).absolute(), remote=store)
         self._session: Session | None = None
@@ -143,7 +148,7 @@ class Checkpointer:
             standing_of_save(step, [*objects], self.options),
             changed=plan is None or not plan.checked,
             busy=self.is_saving,
-            loose=loose_digest(flat, plan),
+            loose=loose_digest(flat, plan, turn=rounds.number, waits=not self.options.overlap),
         )
         if not verdict.go:
             self._outcomes.skipped()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.checkpoint.options import CheckpointOptions
 from stoker.checkpoint.snapshot.arena import Arena
@@ -31,6 +34,8 @@ class Copies:
         self._overlaps = options.overlap
         self._proven: Plan | None = None  # whose copies were shown to be able to wait
         self._taken: tuple[Plan, Snapshot] | None = None
+        self._turn = options.world.rank  # what is looked at again; ranks that hold alike look elsewhere
+        self._hook: Any = None  # before every step of an optimizer, once a copy may be behind the loop
         self.check_s = 0.0  # spent to show it
 
     @property
@@ -59,8 +64,16 @@ class Copies:
         self._allocated()
         self._arena.ensure(self._room(plan), pinned=any(tensor.is_cuda for tensor in tensors))
         behind = self._overlaps and plan is self._proven
-        head_start, chunk_bytes = 0.0 if behind else _HEAD_START, self._options.chunk_bytes
-        made = Snapshot(self._arena, plan, tensors, chunk_bytes=chunk_bytes, head_start=head_start)
+        made = Snapshot(
+            self._arena,
+            plan,
+            tensors,
+            chunk_bytes=self._options.chunk_bytes,
+            head_start=0.0 if behind else _HEAD_START,
+            turn=self._turn,
+            on_mixed=self._stop_overlapping,
+        )
+        self._turn += 1
         self._taken = plan, made
         return made
 
@@ -72,7 +85,9 @@ class Copies:
         try:
             if not self._overlaps:
                 snapshot.copy()
-            elif plan is self._proven:
+                return
+            self._hook = self._hook or _before_steps(self)
+            if plan is self._proven:
                 snapshot.copy_behind()
             else:
                 snapshot.copy_proving()
@@ -87,7 +102,7 @@ class Copies:
         if self._taken is None:
             return 0.0
         (plan, snapshot), self._taken = self._taken, None
-        snapshot.settle()
+        snapshot.arrive(stepping=False)
         if snapshot.proved == "":
             self._proven = plan
         elif snapshot.proved:
@@ -95,9 +110,20 @@ class Copies:
             warnings.warn(_mixed(snapshot.proved), RuntimeWarning, stacklevel=4)
         return snapshot.settle_s
 
+    def before_step(self) -> None:
+        """An optimizer is about to step."""
+        if self._taken is not None:
+            self._taken[1].arrive(stepping=True)
+
+    def _stop_overlapping(self) -> None:
+        self._overlaps = False
+
     def close(self) -> None:
         self._allocated()
         self._arena.close()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _allocated(self) -> None:
         if self._allocating is not None:
@@ -109,6 +135,20 @@ class Copies:
         chunk, limit = self._options.chunk_bytes, self._options.max_host_bytes
         everything = -(-plan.bytes // chunk) * chunk
         return min(everything, max(limit // chunk, 2) * chunk) if limit else everything
+
+
+def _before_steps(copies: Copies) -> Any:
+    """A hook before every optimizer's step. It stays: torch goes through its hooks while they run, and one
+    that went meanwhile would break the others' (another saver's, a profiler's); and a compiled step is
+    compiled again whenever they change. It is no part of what is compiled."""
+    weak = weakref.ref(copies)  # whose memory may be given back before the hook goes
+
+    def arrive(*_: Any) -> None:
+        if (found := weak()) is not None:
+            found.before_step()
+
+    disable: Any = torch.compiler.disable  # untyped in torch
+    return register_optimizer_step_pre_hook(disable(arrive))
 
 
 def _mixed(name: str) -> str:

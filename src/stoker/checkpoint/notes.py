@@ -95,11 +95,13 @@ def _claim(row: list[Any], meshes: Sequence[tuple[int, ...]]) -> Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dealt:
-    """What is dealt out to a rank; which of its claims others make too and hold alike, and which differ."""
+    """What is dealt out to a rank; which of its claims others make too and hold alike, and which differ;
+    whether those that are alike are so on all ranks."""
 
     deals: list[Deal]
     alike: list[int]
     apart: list[int]
+    by_all: bool = False
 
 
 def dealt_note(dealt: Dealt, claims: Sequence[Claim]) -> bytes:
@@ -107,7 +109,7 @@ def dealt_note(dealt: Dealt, claims: Sequence[Claim]) -> bytes:
     rows = [
         [one.claim, one.row, one.rows, _first(one.path, claims[one.claim].box.path)] for one in dealt.deals
     ]
-    plain = {"rows": rows, "alike": dealt.alike, "apart": dealt.apart}
+    plain = {"rows": rows, "alike": dealt.alike, "apart": dealt.apart, "by_all": dealt.by_all}
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
@@ -121,4 +123,4 @@ def dealt_from(note: bytes, claims: Sequence[Claim]) -> Dealt:
     for claim, row, rows, first in plain["rows"]:
         path = claims[claim].box.path
         deals.append(Deal(claim=claim, row=row, rows=rows, path=(first, *path[1:]) if first else path))
-    return Dealt(deals=deals, alike=plain["alike"], apart=plain["apart"])
+    return Dealt(deals=deals, alike=plain["alike"], apart=plain["apart"], by_all=plain["by_all"])

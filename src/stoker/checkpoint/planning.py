@@ -14,7 +14,6 @@ from stoker.checkpoint.saver import Save
 from stoker.checkpoint.snapshot.kept import Kept
 from stoker.checkpoint.snapshot.plan import Plan
 from stoker.checkpoint.snapshot.state import Flat, Objects, random_state
-from stoker.errors import StokerError
 
 
 class Planning:
@@ -26,11 +25,11 @@ class Planning:
         self._plan: Plan | None = None
         self.check_s = 0.0  # spent to compare what ranks hold alike
 
-    def flattened(self, objects: Objects) -> tuple[Flat, StokerError | None]:
+    def flattened(self, objects: Objects) -> tuple[Flat, Exception | None]:
         """What is to be saved; or why it cannot be, to be raised once the other ranks can be told."""
         try:
             return self._kept.flatten(objects), None
-        except StokerError as error:
+        except Exception as error:  # also of a state_dict that is not ours
             return Flat(), error
 
     def fitting(self, flat: Flat) -> Plan | None:

@@ -17,6 +17,7 @@ from forked import run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
@@ -149,6 +150,79 @@ def parameters_part(folder: Path, world: World) -> Any:
     return {"said": [str(one.message) for one in seen]}
 
 
+def trained_apart(folder: Path, world: World) -> Any:
+    """As local SGD does: replicas at the first save, each for itself from then on. Rows of one tensor are
+    dealt out over the ranks: to go by the first plan would mix them."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(60, 60) for _ in range(40)))
+    report = {}
+    with opened(folder, world) as checkpointer, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step in (1, 2, 3):
+            checkpointer.save(step, model=model)
+            checkpointer.wait()
+            found = checkpointer.load()["model"]
+            report[step] = all(torch.equal(found[name], one) for name, one in model.state_dict().items())
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.add_(1 + world.rank)
+    return {"own": report, "said": len(seen)}
+
+
+def names_clash(folder: Path, world: World) -> Any:
+    """A tensor here, a number or a dictionary there."""
+    said = []
+    for other in (5, {"inner": torch.ones(2)}, {"inner": 5}):
+        with opened(folder, world) as checkpointer:
+            given = {"x": other if world.rank == 0 else torch.ones(2)}
+
+            def save(given: Any = given, checkpointer: Checkpointer = checkpointer) -> None:
+                checkpointer.save(1, state=given)
+                checkpointer.wait()
+
+            said.append(said_by(save))
+        dist.barrier()
+    return {"said": said, "files": written(folder)}
+
+
+class Broken:
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def state_fails(folder: Path, world: World) -> Any:
+    """On one rank a state_dict raises: the other hears of it at once, and both go on."""
+    broken, well = Broken(), {"w": torch.ones(3)}
+    with opened(folder, world) as checkpointer:
+        try:
+            said = said_by(lambda: checkpointer.save(1, thing=broken if world.rank else well))
+        except RuntimeError as error:
+            said = f"its own: {error}"
+        checkpointer.save(2, thing=well)
+        checkpointer.wait()
+        return {"said": said, "step": checkpointer.latest().step}
+
+
+def zero(folder: Path, world: World) -> Any:
+    """An optimizer that is cut over the ranks; refused, and what the refusal advises."""
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Linear(7, 6)))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    model(torch.ones(6)).sum().backward()
+    optimizer.step()
+    with opened(folder, world) as checkpointer:
+        said = said_by(lambda: checkpointer.save(1, model=model, optimizer=optimizer))
+        files = written(folder)
+        dist.barrier()
+        optimizer.consolidate_state_dict(to=0)
+        checkpointer.save(1, model=model, optimizer=optimizer.state_dict() if world.rank == 0 else {})
+        slots: dict[str, Any] = {}
+        checkpointer.restore(model=model, optimizer=slots)
+    wanted = optimizer.state_dict()["state"] if world.rank == 0 else slots["state"]
+    equal = [torch.equal(one["exp_avg"], slots["state"][at]["exp_avg"]) for at, one in wanted.items()]
+    optimizer.load_state_dict(slots)
+    return {"said": said, "files": files, "equal": equal}
+
+
 def stages(folder: Path, world: World) -> Any:
     """A pipeline whose stages have names of their own: each restores its part, strictly."""
 
@@ -234,6 +308,7 @@ def fsdp1_by_torch(folder: Path, world: World) -> Any:
 
 
 ALL = (steps_differ, objects_differ, options_differ, replicas_differ, partial_sums)
+ALL += (trained_apart, names_clash, state_fails, zero)
 ALL += (generators_part, buffers_part, parameters_part, stages, fsdp1, fsdp1_by_torch)
 SCENES = {one.__name__: one for one in ALL}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from forked import run_ranks
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +29,7 @@ from stoker.checkpoint.checkpointer import Checkpointer
 from stoker.errors import StokerError
 from stoker.world import World
 
+WHOLE = StateDictOptions(full_state_dict=True)
 Rounds.slab_bytes = 2048  # the embedding, the layers and their state are larger, norms and biases smaller
 
 
@@ -86,6 +89,8 @@ def make(kind: str, world: World, seed: int) -> torch.nn.Module:
     model: torch.nn.Module = Net(hidden, transposed=kind in ("ddp", "stages"))
     if kind == "ddp":
         return DistributedDataParallel(model)
+    if kind == "fsdp1":
+        return fsdp1(model)
     if kind == "stages":
         return model
     mesh = mesh_of(kind, world.size)
@@ -96,6 +101,24 @@ def make(kind: str, world: World, seed: int) -> torch.nn.Module:
         for layer in (model.low, model.up, model):  # one dtype in each group
             fully_shard(layer, mesh=over)
     return model
+
+
+def fsdp1(model: torch.nn.Module) -> torch.nn.Module:
+    """One dtype in each flat parameter; as torch gathers it, since a Checkpointer refuses it by name."""
+    for name in ("low", "up"):
+        setattr(model, name, flat_sharded(getattr(model, name)))
+    return flat_sharded(model)
+
+
+def flat_sharded(module: torch.nn.Module) -> torch.nn.Module:
+    return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def given_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a program gives to a Checkpointer."""
+    if not isinstance(model, FullyShardedDataParallel):
+        return {"model": model, "optimizer": optimizer}
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=WHOLE), strict=True))
 
 
 def mesh_of(kind: str, size: int) -> Any:
@@ -155,6 +178,16 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, steps: in
         optimizer.zero_grad()
 
 
+def trained_whole(seed: int, more: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = Net(33, transposed=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    for _ in range(more):
+        train(model, optimizer, steps=1)
+    return model, optimizer
+
+
 def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     return model(torch.randint(0, 37, (4, 5), generator=generator)).float().pow(2).mean()
@@ -167,7 +200,8 @@ def at_moment(moment: str, model: torch.nn.Module):
         model.eval()
         with torch.no_grad():
             loss(model, 5)
-        with torch.inference_mode() if not isinstance(model, FSDPModule) else torch.no_grad():
+        sharded = isinstance(model, (FSDPModule, FullyShardedDataParallel))
+        with torch.no_grad() if sharded else torch.inference_mode():
             loss(model, 6)
         model.train()
     if moment == "accumulation":
@@ -190,12 +224,22 @@ def truth_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, other: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything, whole; gathered by torch."""
+    if isinstance(model, FullyShardedDataParallel):
+        return gathered(model, optimizer) | {f"other.{name}": full(one) for name, one in other.items()}
     bare = model.module if isinstance(model, DistributedDataParallel) else model
     found = {f"model.{name}": full(one) for name, one in bare.state_dict().items()}
     names = {id(one): name for name, one in bare.named_parameters()}
     for parameter, slots in optimizer.state.items():
         found.update({f"{names[id(parameter)]}/{slot}": full(one) for slot, one in slots.items()})
     return found | {f"other.{name}": full(one) for name, one in other.items()}
+
+
+def gathered(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Of FSDP1, by `get_state_dict`: `full_optim_state_dict` gives exp_avg_sq for exp_avg on CPUs."""
+    weights, slots = get_state_dict(model, optimizer, options=WHOLE)
+    found = {f"model.{name}": full(one) for name, one in weights.items()}
+    named = slots["state"].items()
+    return found | {f"{name}/{slot}": full(one) for name, some in named for slot, one in some.items()}
 
 
 def full(value: torch.Tensor) -> torch.Tensor:
@@ -210,11 +254,19 @@ def save(folder: Path, kind: str, moment: str, world: World) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     train(model, optimizer)
     other, own = other_state(world), {"t": torch.full((9,), world.rank), "n": world.rank}
-    with Checkpointer(folder / "run", timeout_s=60, world=world) as checkpointer:
+    with Checkpointer(folder / "run", timeout_s=60, world=world, overlap=moment == "behind") as checkpointer:
+        for step in (1, 2) if moment == "behind" else ():  # the first proves that the others may overlap
+            checkpointer.save(step, **given_of(model, optimizer), other=other, own=own)
+            train(model, optimizer, steps=1)
+        truth = truth_of(model, optimizer, other)
         with at_moment(moment, model):
-            checkpointer.save(3, model=model, optimizer=optimizer, other=other, own=own)
+            checkpointer.save(3, **given_of(model, optimizer), other=other, own=own)
+        if moment == "behind":
+            train(model, optimizer, steps=1)
         checkpointer.wait()
-    torch.save(truth_of(model, optimizer, other), folder / f"truth-{world.rank}.pt")
+    if kind == "fsdp1":  # the truth is that of a model that nobody cut
+        truth = truth_of(*trained_whole(seed=5, more=2 if moment == "behind" else 0), other)
+    torch.save(truth, folder / f"truth-{world.rank}.pt")
 
 
 def check(folder: Path, kind: str, before: int, world: World) -> None:
@@ -227,7 +279,11 @@ def check(folder: Path, kind: str, before: int, world: World) -> None:
     report: dict[str, Any] = {"said": ""}
     with Checkpointer(folder / "run", timeout_s=60, world=world) as checkpointer:
         try:
-            restored = checkpointer.restore(model=model, optimizer=optimizer, other=other, **own)
+            given = given_of(model, optimizer)
+            restored = checkpointer.restore(**given, other=other, **own)
+            if kind == "fsdp1":
+                states = {"model_state_dict": given["model"], "optim_state_dict": given["optimizer"]}
+                set_state_dict(model, optimizer, **states, options=WHOLE)
         except StokerError as error:
             report["said"] = error.message
         else:
@@ -269,6 +325,7 @@ def run_case(folder: Path, kind: str, moment: str, before: int, *sizes: int) -> 
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", category=FutureWarning)  # FSDP1's own, of itself
     for case in sys.argv[2:]:
         kind, moment, *sizes = case.split("-")
         reports = run_case(Path(sys.argv[1]) / case, kind, moment, *map(int, sizes))

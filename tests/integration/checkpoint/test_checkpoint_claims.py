@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 SCENES = ["steps_differ", "objects_differ", "options_differ", "replicas_differ", "partial_sums"]
 SCENES += ["generators_part", "buffers_part", "parameters_part", "stages", "fsdp1"]
-SCENES += ["fsdp1_by_torch"]
+SCENES += ["fsdp1_by_torch", "trained_apart", "names_clash", "state_fails", "zero"]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,30 @@ def test_parameters_that_differ_by_rank_are_warned_of_once(scenes: dict[str, Any
     (said,) = first["said"]
     assert said.startswith("2 tensors differ by rank, model.weight first")
     assert second["said"] == []
+
+
+def test_replicas_that_part_after_the_first_save_are_saved_apart(scenes: dict[str, Any]) -> None:
+    own = {"1": True, "2": True, "3": True}
+    assert scenes["trained_apart"] == [{"own": own, "said": 1}, {"own": own, "said": 0}]
+
+
+def test_a_name_of_a_tensor_here_and_of_something_else_there_is_refused(scenes: dict[str, Any]) -> None:
+    for report in scenes["names_clash"]:
+        assert all("state.x is a tensor on one rank, and something else" in said for said in report["said"])
+        assert report["files"] == []
+
+
+def test_a_state_dict_that_raises_on_one_rank_is_heard_of_on_all(scenes: dict[str, Any]) -> None:
+    first, second = scenes["state_fails"]
+    assert first == {"said": "the state of rank 1 cannot be saved: RuntimeError: not now", "step": 2}
+    assert second == {"said": "its own: not now", "step": 2}
+
+
+def test_an_optimizer_cut_over_ranks_is_refused_and_comes_back_as_advised(scenes: dict[str, Any]) -> None:
+    for report in scenes["zero"]:
+        assert "optimizer is a ZeroRedundancyOptimizer" in report["said"]
+        assert report["files"] == []
+        assert report["equal"] == [True] * 4
 
 
 def test_stages_with_names_of_their_own_are_restored_strictly(scenes: dict[str, Any]) -> None:

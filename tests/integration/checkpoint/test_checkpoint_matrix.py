@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-KINDS = {"ddp": 2, "fsdp2": 2, "tp": 2, "stages": 2, "experts": 2, "hsdp": 4, "fsdp2tp": 4}
-MOMENTS = ("step", "evaluation", "accumulation")
+KINDS = {"ddp": 2, "fsdp1": 2, "fsdp2": 2, "tp": 2, "stages": 2, "experts": 2, "hsdp": 4, "fsdp2tp": 4}
+MOMENTS = ("step", "evaluation", "accumulation", "behind")  # the last with overlap, in a loop that goes on
 
 # Each kind once, with a moment and sizes that are hard for it: same, and then half, double or three ranks.
 QUICK = [
     "ddp-step-2-3", "fsdp2-evaluation-2-2-4", "hsdp-evaluation-4-4-2", "tp-accumulation-2-4",
-    "fsdp2tp-evaluation-4-3", "stages-step-2-2-1", "experts-step-2-2-3",
+    "fsdp2tp-evaluation-4-3", "fsdp1-accumulation-2-3", "hsdp-behind-4-2",
+    "stages-step-2-2-1", "experts-step-2-2-3",
 ]  # fmt: skip
 WHOLE = [
     f"{kind}-{moment}-{size}-{size}-{size // 2}-{2 * size}-3"

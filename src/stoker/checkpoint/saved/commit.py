@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 
 from stoker import __version__
-from stoker.checkpoint.saved.cover import check_parts
+from stoker.checkpoint.saved.cover import check_names, check_parts
 from stoker.checkpoint.saved.layout import (
     MANIFEST,
     SAVING,
@@ -112,6 +112,7 @@ def make_manifest(
     """The manifest of a save, if these are its parts, and all of them; with their descriptions as they lie on
     disk."""
     check_parts(parts, save=saving.save)
+    check_names(parts)
     return Manifest(
         name=saving.name,
         step=saving.step,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stoker.checkpoint.saved.layout import SKIPPED, Box, Part
-from stoker.errors import BadCheckpointError
+from stoker.checkpoint.saved.apart import unmarked
+from stoker.checkpoint.saved.layout import SKIPPED, Box, Part, path_name
+from stoker.errors import BadCheckpointError, CheckpointError
 
 
 def check_parts(parts: Sequence[Part], *, save: str) -> None:
@@ -22,6 +23,22 @@ def check_parts(parts: Sequence[Part], *, save: str) -> None:
         raise BadCheckpointError(
             f"{faults[0]} ({len(faults)} such tensors)",
             hint="every rank must give the same objects to step()",
+        )
+
+
+def check_names(parts: Sequence[Part]) -> None:
+    """No name may be a tensor's on one rank and a value's, or the beginning of other names, on another: a
+    restore would hand one rank what the other saved. Of one rank alone that is seen when it is flattened."""
+    if len(parts) == 1:
+        return
+    tensors = {unmarked(piece.box.path)[0] for part in parts for piece in part.pieces}
+    values = {path for part in parts for path, _ in part.values}
+    beginnings = {path[:end] for path in tensors | values for end in range(1, len(path))}
+    clash = next(iter(sorted(map(path_name, tensors & (values | beginnings)))), "")
+    if clash:
+        raise CheckpointError(
+            f"{clash} is a tensor on one rank, and something else on another",
+            hint="give ranks that hold something else another name for it",
         )
 
 

@@ -97,10 +97,7 @@ def deal(held: Held, *, slab_bytes: int = SLAB_BYTES, trust: bool = False) -> li
 
 def told_apart(held: Held, dealt: Sequence[Sequence[Deal]]) -> list[tuple[list[int], list[int]]]:
     """For each rank which of its claims another rank makes too and holds alike, and which differ."""
-    makers: dict[Path, int] = {}
-    for claims in held:
-        for path in {claim.box.path for claim in claims}:
-            makers[path] = makers.get(path, 0) + 1
+    makers = _makers(held)
     apart = {plain for mine in dealt for one in mine for plain, ranks in [unmarked(one.path)] if ranks}
     return [
         (
@@ -109,6 +106,22 @@ def told_apart(held: Held, dealt: Sequence[Sequence[Deal]]) -> list[tuple[list[i
         )
         for claims in held
     ]
+
+
+def is_shared_by_all(held: Held) -> bool:
+    """Whether whatever several ranks claim all of them do, each for itself: then all can watch the same."""
+    makers = _makers(held)
+    shared = [claim for claims in held for claim in claims if makers[claim.box.path] > 1]
+    return all(makers[one.box.path] == len(held) for one in shared) and any(not one.mesh for one in shared)
+
+
+def _makers(held: Held) -> dict[Path, int]:
+    """How many ranks claim something of a path."""
+    makers: dict[Path, int] = {}
+    for claims in held:
+        for path in {claim.box.path for claim in claims}:
+            makers[path] = makers.get(path, 0) + 1
+    return makers
 
 
 def slab(claim: Claim, one: Deal) -> Box:

@@ -3,7 +3,8 @@
 The memory is laid out as the file will be. On a GPU it is pinned, and copies run on a side stream. With
 `overlap` the loop goes on at once: copies run during its next forward and backward, and whoever calls an
 optimizer's step next waits for them first. The first such copy is taken at once and proves that the others
-may be taken so: nothing may have changed when the optimizer's step comes. When the state is larger than
+may be taken so: nothing may have changed when the optimizer's step comes; of later ones a few pieces are
+looked at again (`witness.py`). When the state is larger than
 the memory allowed, the memory is a ring: it is filled again where it has been written.
 """
 
@@ -12,18 +13,17 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.checkpoint.saved.threads import in_threads
 from stoker.checkpoint.snapshot.arena import Arena
 from stoker.checkpoint.snapshot.digest import digests
 from stoker.checkpoint.snapshot.plan import Move, Plan
+from stoker.checkpoint.snapshot.witness import Witness
 from stoker.errors import CheckpointError
 from stoker.formats.sizes import counted
 from stoker.machine.allowed import usable_cores
@@ -47,6 +47,8 @@ class Snapshot:
         *,
         chunk_bytes: int,
         head_start: float = 0.0,
+        turn: int = 0,
+        on_mixed: Callable[[], None] = lambda: None,
     ) -> None:
         self.bytes = plan.bytes
         self._arena, self._chunk_bytes = arena, chunk_bytes
@@ -68,7 +70,9 @@ class Snapshot:
         self._free_chunks = 0  # so many chunks from the beginning are written
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._hook: Any = None
+        self._turn, self._on_mixed = turn, on_mixed
+        self._witness: Witness | None = None  # of a copy that runs behind the loop
+        self._looked: Any = None  # after which it has been looked at
         self._watched: list[torch.Tensor] = []  # what an overlapped copy would take its time for
         self._proof: list[int] | None = None  # their digests
         self.settle_s = 0.0  # how long an optimizer's step stood still for it
@@ -88,8 +92,9 @@ class Snapshot:
         any optimizer waits for it."""
         self._devices.follow()
         self._copy_groups(0, self._hasty_groups)
-        self._devices.order(self._events[-1:])
-        self._hook = _before_steps(self)
+        with self._devices.copying():
+            self._witness = Witness(self._tensors[self._plan.hasty :], turn=self._turn)
+        self._devices.order([self._devices.mark()])  # of the loop's streams: outside of those that copy
         self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot")
         self._thread.start()
 
@@ -98,24 +103,16 @@ class Snapshot:
         self._watched = self._tensors[self._plan.hasty :]
         self.copy()
         self._proof = digests(self._watched)
-        self._hook = _before_steps(self)
-
-    def settle(self) -> None:
-        """Return when the loop may change its weights, and let go of the optimizers' steps."""
-        self.arrive(stepping=False)
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def arrive(self, *, stepping: bool) -> None:
-        """The same, also from inside of an optimizer's step."""
+        """Return when the loop may change its weights; `stepping`: an optimizer is about to."""
         began = time.monotonic()
         if self._proof is not None:
             self._prove(stepping=stepping)
         elif self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._devices.order(self._events[-1:])
+            self._devices.order([self._looked] if self._looked else self._events[-1:])
             self._check_versions()
         else:
             return
@@ -137,6 +134,13 @@ class Snapshot:
     def _copy_rest(self) -> None:
         try:
             self._copy_groups(self._hasty_groups, len(self._groups))
+            with self._devices.copying():
+                if self._witness is not None:
+                    self._witness.look()
+                looked = self._devices.mark()
+            with self._changed:
+                self._looked = looked
+                self._changed.notify_all()
         except BaseException as error:
             self.abort(error)
 
@@ -147,14 +151,30 @@ class Snapshot:
             now = _versions(self._tensors[self._plan.hasty :]) if versions else []
             changed = [at for at, (a, b) in enumerate(zip(now, versions, strict=False)) if a != b]
         if changed:
-            self.abort(
-                CheckpointError(
-                    f"{counted(len(changed), 'tensor')} changed while being copied, "
-                    f"{self._name(changed[0])} first",
-                    hint="with overlap=True only an optimizer's step may change what is saved; "
-                    "else use overlap=False",
-                )
+            self._mixed(f"{counted(len(changed), 'tensor')} changed", changed[0])
+
+    def _hear_witness(self) -> None:
+        """In the writer's thread, when all is written: what torch does not count may have changed, too."""
+        if self._witness is None:
+            return
+        with self._changed:  # all may be written before it was looked at
+            self._changed.wait_for(lambda: self._looked is not None or self._error is not None)
+            self._raise_if_aborted()
+        with self._devices.copying():
+            changed = self._witness.changed()
+        self._witness = None
+        if changed is not None:
+            self._mixed("something changed, past what torch counts,", changed)
+
+    def _mixed(self, what: str, first: int) -> None:
+        self._on_mixed()
+        self.abort(
+            CheckpointError(
+                f"{what} while being copied, {self._name(first)} first",
+                hint="with overlap=True only an optimizer's step may change what is saved; else use "
+                "overlap=False. The next saves of this run do not overlap",
             )
+        )
 
     def _copy_groups(self, first: int, last: int) -> None:
         threads = 1 if self._devices else min(_MOST_THREADS, usable_cores())
@@ -213,6 +233,7 @@ class Snapshot:
         """Raise what went wrong in the copy, now that everything is written, and let go of the tensors."""
         self._groups = []
         self._check_versions()
+        self._hear_witness()
         self._tensors = []
         with self._changed:
             self._raise_if_aborted()
@@ -244,18 +265,6 @@ class Snapshot:
     def _group_bytes(self) -> int:
         """No group crosses a multiple of this. In a ring a group is a chunk: that fits or not."""
         return self._chunk_bytes if self._ring_bytes < self.bytes else _GROUP_BYTES
-
-
-def _before_steps(snapshot: Snapshot) -> Any:
-    """A hook before every optimizer's step. It stays until the loop settles: torch goes through its hooks
-    while they run, and one that went meanwhile would break the others' (another saver's, a profiler's)."""
-    weak = weakref.ref(snapshot)  # its memory may be given back before the hook goes
-
-    def arrive(*_: Any) -> None:
-        if (found := weak()) is not None:
-            found.arrive(stepping=True)
-
-    return register_optimizer_step_pre_hook(arrive)
 
 
 class _Devices:

@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from stoker.checkpoint.saved.layout import Path
-from stoker.checkpoint.snapshot.plan import Plan
+from stoker.checkpoint.snapshot.plan import Plan, is_put_off
 from stoker.checkpoint.snapshot.state import DTensor, Flat, Objects, add, bare, flatten
 
 _SCALARS = (type(None), bool, int, float, str)
@@ -51,8 +51,11 @@ class Kept:
         live = self._live
         if live is None or live[0] is not plan or live[1] != flat.generation:
             found = plan.tensors(flat)
-            firsts = [write.path[0] for write in plan.writes]
-            kept = [None if first in flat.fresh else one for first, one in zip(firsts, found, strict=True)]
+            paths = [write.path for write in plan.writes]
+            kept = [
+                None if path[0] in flat.fresh or is_put_off(flat.tensors[path]) else one
+                for path, one in zip(paths, found, strict=True)
+            ]
             self._live = plan, flat.generation, kept
             return found
         pairs = zip(live[2], plan.writes, strict=True)
@@ -94,7 +97,8 @@ class _Watch(Protocol):
 
 def _watch(name: str, thing: Any, flat: Flat) -> _Watch | None:
     if isinstance(thing, Module) and all(map(_is_plain, bare(thing).modules())):
-        return _WatchedModule(name, thing, flat)
+        watch = _WatchedModule(name, thing, flat)
+        return watch if watch.holds_its_state else None
     if isinstance(thing, Optimizer) and _is_plain_optimizer(thing):
         return _WatchedOptimizer(name, thing, flat)
     return None
@@ -123,6 +127,10 @@ def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
+def _at(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return _mark(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+
+
 def _are(now: Sequence[Any], before: Sequence[Any]) -> bool:
     """Whether these are the same things; equal ones would not do."""
     return len(now) == len(before) and all(map(is_, now, before))
@@ -142,6 +150,12 @@ class _WatchedModule:
         # of the parameters themselves: those in a state_dict are aliases, which `.data` leaves behind
         self._memory = _Memory([one for one in self._things if one is not None])
 
+    @property
+    def holds_its_state(self) -> bool:
+        """Whether its state is the memory of its tensors, by whatever ways it was made: no copies of them."""
+        own = {_at(one) for one in self._things if one is not None}
+        return all(_at(one) in own for one in self._tensors.values())
+
     def is_same(self) -> bool:
         things, names = self._look()
         return names == self._names and _are(things, self._things) and self._memory.is_same()
@@ -152,13 +166,14 @@ class _WatchedModule:
         return True
 
     def _look(self) -> tuple[list[Any], list[Any]]:
-        modules = [one() for one in self._modules]
-        if None in modules:
+        # by identity: a module may have a length, as a compiled one that cannot say it, or one of none
+        modules = [found for one in self._modules if (found := one()) is not None]
+        if len(modules) < len(self._modules):
             return [], []
-        mine: list[Any] = [some for one in modules if one for some in (one._parameters, one._buffers)]
-        inner: list[Any] = [one._modules for one in modules if one]
-        hooks = [len(one._state_dict_hooks) + len(one._state_dict_pre_hooks) for one in modules if one]
-        hidden = [len(one._non_persistent_buffers_set) for one in modules if one]
+        mine: list[Any] = [some for one in modules for some in (one._parameters, one._buffers)]
+        inner: list[Any] = [one._modules for one in modules]
+        hooks = [len(one._state_dict_hooks) + len(one._state_dict_pre_hooks) for one in modules]
+        hidden = [set(one._non_persistent_buffers_set) for one in modules]
         names = [*chain.from_iterable(mine), *map(len, mine), *chain.from_iterable(inner), *map(len, inner)]
         # children by their numbers: only their owner may hold them
         children = map(id, chain.from_iterable(one.values() for one in inner))

@@ -55,6 +55,7 @@ class Plan:
     pieces_text: str = ""  # the pieces as they stand in the part's description
     shared: Mapping[Path, Sequence[Path]] = field(default_factory=dict)  # a tensor → those in its memory
     loose: tuple[Path, ...] = ()  # held alike by others when it was made, and likely to change
+    alike: tuple[Path, ...] = ()  # the same by all ranks, and likely to stay so
     apart: tuple[str, ...] = ()  # parameters and their state that ranks do not hold alike
     generation: int = -1
     checked: bool = False  # the ranks have compared what they hold alike
@@ -186,6 +187,7 @@ def make_plan(
     steady: set[Path],
     *,
     loose: Sequence[Path] = (),
+    alike: Sequence[Path] = (),
     apart: Sequence[str] = (),
     checked: bool = False,
 ) -> Plan:
@@ -215,6 +217,7 @@ def make_plan(
         pieces_text=pieces_text(everything),
         shared=_shared(claims),
         loose=tuple(loose),
+        alike=tuple(alike),
         apart=tuple(apart),
         checked=checked,
     )
@@ -268,7 +271,12 @@ def _buffers(objects: Objects, flat: Flat) -> set[Path]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor, and no more to be done to it: torch puts off conjugating."""
     here = tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
-    return here.resolve_conj().resolve_neg() if here.is_conj() or here.is_neg() else here
+    return here.resolve_conj().resolve_neg() if is_put_off(here) else here
+
+
+def is_put_off(tensor: torch.Tensor) -> bool:
+    """Whether its values are still to be conjugated or negated: then `local` is a copy, of one moment."""
+    return bool(tensor.is_conj() or tensor.is_neg())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -45,6 +45,9 @@ except ImportError:  # torch 2.4
     from torch.distributed._composable.fsdp import FSDPModule  # type: ignore[attr-defined]
 
 Objects = Mapping[str, Any]  # what the user saves, by name; Any: modules, optimizers, dictionaries, values
+RESERVED = frozenset(  # options of save and restore: what has such a name could not be given to both
+    ("self", "final", "metric", "pin", "name", "source", "strict", "rename", "mismatched", "dtypes")
+)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 ParameterPaths = Mapping[int, tuple[str, str]]  # a parameter's identity → its module's name, its own in there
 
@@ -117,6 +120,12 @@ def flatten(objects: Objects, *, only: Collection[str] | None = None) -> Flat:
 
 def check_object(name: str, thing: Any) -> None:
     """Refuse by name what would be saved wrong."""
+    if name in RESERVED:
+        raise UsageError(
+            f"{name!r} is a word of save() and restore(), and no object can be called so",
+            hint="give the object another name"
+            + (f"; save(step, {name}=...) takes a {name}" if name in ("metric", "pin") else ""),
+        )
     if MARK in name:
         raise UsageError(f"{name!r} has a {MARK!r} in it", hint="that marks what ranks do not hold alike")
     if _is_fsdp1(thing):
@@ -125,6 +134,13 @@ def check_object(name: str, thing: Any) -> None:
             hint="shard it with torch.distributed.fsdp.fully_shard (FSDP2), or give dictionaries of "
             "torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer) with "
             "StateDictOptions(full_state_dict=True)",
+        )
+
+    if isinstance(thing, torch.optim.Optimizer) and hasattr(thing, "consolidate_state_dict"):
+        raise UsageError(
+            f"{name} is a {type(thing).__name__}, of whose state each rank holds a part that nobody names",
+            hint="shard the model with torch.distributed.fsdp.fully_shard (FSDP2), or call "
+            "consolidate_state_dict(to=0) on all ranks and give its state_dict() on rank 0, {} elsewhere",
         )
 
 
@@ -309,7 +325,8 @@ def _is_nested(value: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def nest(items: Iterator[tuple[Path, Any]]) -> Any:
-    """Nested dictionaries and lists from values by path."""
+    """Nested dictionaries and lists from values by path. What one rank saved as empty hides nothing that
+    another saved in it."""
     root: dict[Any, Any] = {}
     for path, value in items:
         here: Any = root
@@ -317,10 +334,11 @@ def nest(items: Iterator[tuple[Path, Any]]) -> Any:
             key = step[1] if isinstance(step, tuple) else step
             if isinstance(here, list):
                 here.extend([None] * (key + 1 - len(here)))
-            if following is None:
-                here[key] = value
-                break
             inner = here[key] if isinstance(here, list) else here.get(key)
+            if following is None:
+                if inner is None or not (isinstance(value, (dict, list)) and not value):
+                    here[key] = value
+                break
             if inner is None:
                 inner = here[key] = [] if isinstance(following, int) else {}
             here = inner

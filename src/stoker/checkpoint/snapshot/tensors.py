@@ -178,14 +178,26 @@ def _moved_keys(path: Path, value: Any, keys: Mapping[str, str | None]) -> Any:
 
 
 def _merged(values: Sequence[dict[Path, Any]], rank: int) -> dict[Path, Any]:
-    """Where ranks saved different values for an object, this rank wants its own back."""
+    """Where ranks saved different values for an object, this rank wants its own back; if it had none, as who
+    gives an empty dictionary, those of the first that had some."""
     found: dict[Any, dict[Path, Any]] = {}
+    empty: dict[Any, dict[Path, Any]] = {}
     for _, one in sorted(enumerate(values), key=lambda ranked: ranked[0] != rank):
         by_object: dict[Any, dict[Path, Any]] = {}
         for path, value in one.items():
             by_object.setdefault(path[0], {})[path] = value
-        found = {**by_object, **found}
-    return {path: value for one in found.values() for path, value in one.items()}
+        none = {name: some for name, some in by_object.items() if _is_nothing(name, some)}
+        empty = {**none, **empty}
+        found = {**{name: some for name, some in by_object.items() if name not in none}, **found}
+    return {path: value for one in {**empty, **found}.values() for path, value in one.items()}
+
+
+def _is_nothing(name: Any, values: dict[Path, Any]) -> bool:
+    """Whether an object was saved as an empty dictionary."""
+    if len(values) > 1 or (name,) not in values:
+        return False
+    value = decode(values[(name,)])
+    return isinstance(value, dict) and not value
 
 
 def new_tensor(box: Box, *, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -72,7 +72,7 @@ class Snapshot:
         self._thread: threading.Thread | None = None
         self._turn, self._on_mixed = turn, on_mixed
         self._witness: Witness | None = None  # of a copy that runs behind the loop
-        self._looked: Any = None  # after which it has been looked at
+        self._looked = False  # whether it has been looked at again
         self._watched: list[torch.Tensor] = []  # what an overlapped copy would take its time for
         self._proof: list[int] | None = None  # their digests
         self.settle_s = 0.0  # how long an optimizer's step stood still for it
@@ -92,9 +92,9 @@ class Snapshot:
         any optimizer waits for it."""
         self._devices.follow()
         self._copy_groups(0, self._hasty_groups)
-        with self._devices.copying():
+        self._devices.order(self._events[-1:])
+        if not self._devices:  # on a card this has not been tried, and would be one more kernel a piece
             self._witness = Witness(self._tensors[self._plan.hasty :], turn=self._turn)
-        self._devices.order([self._devices.mark()])  # of the loop's streams: outside of those that copy
         self._thread = threading.Thread(target=self._copy_rest, name="stoker-snapshot")
         self._thread.start()
 
@@ -112,7 +112,7 @@ class Snapshot:
         elif self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._devices.order([self._looked] if self._looked else self._events[-1:])
+            self._devices.order(self._events[-1:])
             self._check_versions()
         else:
             return
@@ -134,12 +134,10 @@ class Snapshot:
     def _copy_rest(self) -> None:
         try:
             self._copy_groups(self._hasty_groups, len(self._groups))
-            with self._devices.copying():
-                if self._witness is not None:
-                    self._witness.look()
-                looked = self._devices.mark()
+            if self._witness is not None:
+                self._witness.look()
             with self._changed:
-                self._looked = looked
+                self._looked = True
                 self._changed.notify_all()
         except BaseException as error:
             self.abort(error)
@@ -158,10 +156,9 @@ class Snapshot:
         if self._witness is None:
             return
         with self._changed:  # all may be written before it was looked at
-            self._changed.wait_for(lambda: self._looked is not None or self._error is not None)
+            self._changed.wait_for(lambda: self._looked or self._error is not None)
             self._raise_if_aborted()
-        with self._devices.copying():
-            changed = self._witness.changed()
+        changed = self._witness.changed()
         self._witness = None
         if changed is not None:
             self._mixed("something changed, past what torch counts,", changed)

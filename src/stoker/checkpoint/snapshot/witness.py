@@ -32,24 +32,24 @@ def spots(tensors: Sequence[torch.Tensor], *, turn: int) -> list[torch.Tensor]:
 
 
 class Witness:
-    """Some pieces of these tensors as they are now. Made and asked on the stream that copies."""
+    """Some pieces of these tensors of the host as they are now."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, turn: int) -> None:
         self._places = comb(len(tensors), turn)
         self._live = spots(tensors, turn=turn)
         self._taken = [_as_bytes(one).clone() for one in self._live]
-        self._differs: list[torch.Tensor] = []
+        self._differs: list[bool] = []
 
     def look(self) -> None:
-        """Compare; on a card nobody waits for that here. By bytes: what is not a number equals nothing."""
+        """Compare. By bytes: what is not a number equals nothing."""
         pairs = zip(self._live, self._taken, strict=True)
-        self._differs = [torch.ne(_as_bytes(live), taken).any() for live, taken in pairs]
+        self._differs = [bool(torch.ne(_as_bytes(live), taken).any()) for live, taken in pairs]
         self._live, self._taken = [], []
 
     def changed(self) -> int | None:
         """The first tensor that was another when it was looked at again."""
         for at, differs in zip(self._places, self._differs, strict=True):
-            if bool(differs):
+            if differs:
                 return at
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -175,8 +175,11 @@ def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
                 f"{dataset.name} does not say where they begin",
                 hint="use a prepared dataset (`stoker prepare`), or what the dataset itself packs",
             )
+        if not dataset.has_ids:
+            _check_tokens(dataset, options)
         return dataset.layout(seq_len=options.seq_len, dtype=options.dtype, labels=options.labels)
     if not dataset.is_tokens:
+        _check_tokens(dataset, options)
         return dataset.samples(epoch)
     _check_samples(dataset, options)
     if options.seq_len < 1:
@@ -184,6 +187,21 @@ def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
     return (
         dataset.windows(options.seq_len, epoch) if options.packing == "concat" else dataset.documents(epoch)
     )
+
+
+def _check_tokens(dataset: AnyDataset, options: LoaderOptions) -> None:
+    """Samples come as they are: what is said of tokens would change nothing, without a word. (`seq_len` says
+    how long their rows are, to meshes and mixtures.)"""
+    for option in fields(LoaderOptions):
+        if option.name in _OF_TOKENS and getattr(options, option.name) != option.default:
+            raise UsageError(
+                f"{option.name}={getattr(options, option.name)!r} has nothing to work on: {dataset.name} "
+                "holds samples, not token ids",
+                hint="leave it out, and let the dataset or `transform` make of samples what they should be",
+            )
+
+
+_OF_TOKENS = ("labels", "dtype", "pad_id")
 
 
 def _check_samples(dataset: Dataset, options: LoaderOptions) -> None:

@@ -47,7 +47,8 @@ while (elapsed := time.perf_counter() - first) < seconds:
         next(batches)
     count += 10
 readers = loader.report().choices[-1].setting.readers
-found = {"mtok_s": count * 8 * 2048 / elapsed / 1e6, "first_batch_ms": (first - began) * 1e3, "readers": readers}
+rate, first_ms = count * 8 * 2048 / elapsed / 1e6, (first - began) * 1e3
+found = {"mtok_s": rate, "first_batch_ms": first_ms, "readers": readers}
 print(json.dumps(found))
 loader.close()
 """

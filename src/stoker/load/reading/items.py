@@ -125,6 +125,12 @@ class TokenItems(ArrayItems):
         super().__init__(np.lib.stride_tricks.sliding_window_view(ids, seq_len + 1)[::seq_len])
         self._dtype, self._labels = np.dtype(dtype or ids.dtype.newbyteorder("=")), labels
         self._fits = np.can_cast(ids.dtype, self._dtype)
+        self.seq_len, self._token_bytes = seq_len, ids.itemsize
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The bytes of a window's inputs."""
+        first = number * self.seq_len * self._token_bytes
+        return first, first + self.seq_len * self._token_bytes
 
     def some(self, numbers: list[int]) -> Sequence[Any]:
         columns = self.batch(np.array(numbers, np.int64))

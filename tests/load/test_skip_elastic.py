@@ -80,3 +80,12 @@ def test_a_position_after_ranks_changed_in_an_epoch_with_gaps_can_be_gone_on_fro
     _, state = ran(40, 0, (ranks, 1, 1, []), state)
     some, _ = ran(40, 0, (1, 1, 39 - 8 - ranks, []), state)
     assert len({number for epoch, number in some if epoch == 0}) == 39 - 8 - ranks
+
+
+def test_the_report_says_that_such_ranks_read_more():
+    _, state = ran(20_000, 0, (5, 1, 1, [7]), None)
+    _, state = ran(20_000, 0, (1, 1, 2, []), state)
+    for ranks, factor in ((5, 4), (1, 1)):
+        with Loader(np.arange(20_000), batch_size=1, world=World(size=ranks), workers="inline") as loader:
+            loader.load_state_dict(state)
+            assert int(loader.report().read_factor) == factor

@@ -129,14 +129,19 @@ def resumed_cut(cut: Cut, cursor: Cursor, options: LoaderOptions, left_out: Sequ
     return cut.resumed(world.size, world.nodes, epoch=cursor.epoch, position=cursor.position)
 
 
-def read_factor(parts: Parts, options: LoaderOptions, cut: Cut) -> float:
-    """How often a sample is read by all ranks together: once, if each keeps to lanes of its own."""
+def read_factor(parts: Parts, options: LoaderOptions, cut: Cut, *, at: Cursor | None = None) -> float:
+    """How often a sample is read by all ranks together: once, if each keeps to lanes of its own, as ranks can
+    that go on `at` a whole round of theirs."""
     world, chunk = options.place.size, max(parts.chunks)
     if options.shuffle == "off":
         return 1.0 if chunk == 1 else float(world)
     if isinstance(blend := parts.lanes[0], Blend) and options.packing not in ALL_LANES:
         return blend.read_factor
-    if options.packing not in ALL_LANES and cut.latest.fits(world):
+    lanes = parts.lanes[at.epoch % len(parts.lanes)] if at else None
+    is_whole = (
+        not at or not isinstance(lanes, Elastic) or lanes.begins_round(at.position, world, epoch=at.epoch)
+    )
+    if options.packing not in ALL_LANES and cut.latest.fits(world) and is_whole:
         return 1.0
     # every rank gets a random part of each chunk, and reads all of it for that
     return world * (1 - (1 - 1 / world) ** chunk)

@@ -146,12 +146,9 @@ class Without:
         return Draw.join([dealt, self.draw(rest, epoch=epoch)]) if rest else dealt
 
     def _shares_lanes(self, first: int, epoch: int) -> bool:
-        """Whether ranks can keep to their own lanes: those before them have to have taken whole rounds of
-        ranks since lanes were last cut. Without gaps a job is cut anew where they have not."""
-        if not isinstance(self.base, Elastic):
-            return False
-        start, _ = self.base.at(first, epoch=epoch)
-        return (first - start) % self.share.world == 0
+        """Whether ranks can keep to their own lanes. Without gaps a job is cut anew where they cannot."""
+        base = self.base
+        return isinstance(base, Elastic) and base.begins_round(first, self.share.world, epoch=epoch)
 
     def _sample(self, at: int, epoch: int) -> int:
         return int(self.base.draw(range(at, at + 1), epoch=epoch).sample[0])

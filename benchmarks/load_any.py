@@ -6,7 +6,7 @@ torchdata's StatefulDataLoader (0 and 2 workers) take turns, each turn in a fres
 at the second batch. Medians over the turns. Then each that has a state is stopped in the middle of an epoch
 and gone on with in another process: seconds to its first batch there, and whether each sample came once.
 
-    python benchmarks/load_any.py                            # some minutes
+    python benchmarks/load_any.py                            # 3 minutes a turn; wants `pip install torchdata`
     python benchmarks/load_any.py --seconds 1 --turns 1 --out /tmp/any.json     # does it work?
 """
 
@@ -172,8 +172,8 @@ def measure_resume(folder: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "load_any.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

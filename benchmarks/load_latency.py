@@ -6,7 +6,7 @@ turn is a process of its own that loads for some seconds, epoch after epoch: wit
 loader chooses. Settings take turns; medians over the turns. What counts is the ratio of the best fixed
 setting to the tuned one, and after how many seconds the tuned loader chose for the last time.
 
-    python benchmarks/load_latency.py                                          # 20 minutes
+    python benchmarks/load_latency.py                                          # 3 minutes
     python benchmarks/load_latency.py --latencies 20 --seconds 3 --turns 1 --readers 2 16 \\
         --megabytes 64 --out /tmp/latency.json                                 # does it work?
 """
@@ -84,9 +84,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--latencies", type=int, nargs="+", default=[5, 20, 80], help="milliseconds a read")
-    parser.add_argument("--readers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--readers", type=int, nargs="+", default=[4, 16, 32, 64])
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--out", type=Path, default=RESULTS / "load_latency.json")
     parser.add_argument("--turn", help=argparse.SUPPRESS)

@@ -46,6 +46,20 @@ def test_a_step_is_named_from_the_options_of_its_loop(corpus, capsys):
     assert rows[0]["documents"][0]["first_byte"] == expected[0].documents[0].first_byte
 
 
+def test_a_raw_file_of_another_type_is_named_from_options_or_from_a_state(tmp_path, capsys):
+    np.arange(1000, dtype=np.uint32).tofile(tmp_path / "train.bin")
+    options = {"batch_size": 3, "seq_len": 32, "bin_dtype": "uint32", "output": "numpy"}
+    with stoker.Loader(tmp_path / "train.bin", **options) as loader:
+        tokens = next(iter(loader))["input_ids"]
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    said = ["--batch-size", 3, "--seq-len", 32, "--bin-dtype", "uint32"]
+    for known in (said, ["--state", tmp_path / "state.json"]):
+        code, out, error = order(capsys, tmp_path / "train.bin", "--step", 0, "--json", *known)
+        assert code == 0, error
+        named = [row["documents"][0] for row in json.loads(out)]
+        assert [one["first_byte"] // 4 for one in named] == tokens[:, 0].tolist()
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "one checkpoint", "torch", "json"])
 def test_what_a_job_saved_knows_its_options_and_ranks(corpus, tmp_path, capsys, kind):
     torch = pytest.importorskip("torch")

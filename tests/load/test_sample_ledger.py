@@ -136,6 +136,38 @@ def test_the_ledger_numbers_the_samples_of_any_dataset():
             assert rows[0].documents[0].name == f"#{rows[0].documents[0].number}"
 
 
+def test_what_the_ledger_names_of_any_dataset_can_be_read():
+    samples = [{"number": number, "text": str(number)} for number in range(20)]
+
+    class Texts:
+        def __len__(self):
+            return len(samples)
+
+        def __getitem__(self, index):
+            return samples[index]
+
+    with Loader(Texts(), batch_size=4, workers="inline") as loader:
+        (row, *_) = loader.samples(2)
+        assert loader.read(row.documents[0]) == samples[row.documents[0].number]
+    with Loader([np.arange(40), np.arange(100, 140)], batch_size=4, workers="inline") as blend:
+        found = [blend.read(row.documents[0]) for row in blend.samples(0)]
+        assert sorted(found) == sorted(next(iter(blend)).tolist())
+
+
+def test_windows_of_a_raw_file_are_named_with_their_tokens_and_bytes(tmp_path):
+    ids = np.arange(1000, dtype=np.uint32)
+    ids.tofile(tmp_path / "train.bin")
+    options = {"batch_size": 4, "seq_len": 32, "bin_dtype": "uint32", "output": "numpy", "workers": "inline"}
+    with Loader(tmp_path / "train.bin", **options) as loader:
+        batch = next(iter(loader))
+        for row, tokens in zip(loader.samples(0), batch["input_ids"], strict=True):
+            (one,) = row.documents
+            assert one.tokens == 32
+            assert loader.read(one).tolist() == tokens.tolist()
+            stored = (tmp_path / "train.bin").read_bytes()[one.first_byte : one.stop_byte]
+            assert np.frombuffer(stored, np.uint32).tolist() == tokens.tolist()
+
+
 def test_padding_of_an_epochs_end_is_named_as_such(corpus):
     with Job(corpus, 3, tail="pad", batch_size=7) as job:
         step, batches = job.run()[-1]

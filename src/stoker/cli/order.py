@@ -64,6 +64,7 @@ def _weights(text: str) -> tuple[float, ...]:
 @click.option("--window", type=click.IntRange(min=1), help="If the job was given it.")
 @click.option("--chunk-bytes", type=click.IntRange(min=1), help="If the job was given it.")
 @click.option("--lanes", type=click.IntRange(min=1), help="If the job was given it.")
+@click.option("--bin-dtype", help="Of the ids in a raw .bin.  [default: uint16]")
 @click.option(
     "--tokenizer", metavar="T", help="Show text: a tokenizer.json, its folder, a name, tiktoken:NAME."
 )

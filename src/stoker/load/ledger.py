@@ -23,6 +23,7 @@ from stoker.load.ordering.plan import Cursor, Planner, Task
 from stoker.load.parts import Parts, lanes_for, planner_for
 from stoker.load.past import Leg, Past
 from stoker.load.reading.dataset import Dataset
+from stoker.load.reading.items import Items, ItemsLayout, TokenItems
 from stoker.load.reading.layout import Documents, TarSamples, Windows
 from stoker.load.reading.plain import PlainFile, open_zstd
 from stoker.manifest import FileRecord
@@ -33,7 +34,8 @@ _WALKED = 64  # batches of packed rows planned at once, where only planning says
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     """What of a document, or of a sample, is in a row. Bytes are those of the shard's file, before it was
-    compressed; a dataset that is not in shards has only the number of the sample."""
+    compressed; of one row of token ids, such as a raw .bin, those of the row. Other datasets that are not in
+    shards have only the number of the sample."""
 
     name: str  # what `skip=` takes
     dataset: int  # which one of a blend
@@ -186,10 +188,22 @@ def documents_of(
             key = layout.members(shard, sample)[0]
         yield _document(ledger, dataset, layout, shard, inside, (first, stop), start, tokens, key)
     else:
-        prefix = f"{dataset}:" if ledger.blended else ""
-        yield Document(
-            name=f"{prefix}#{sample}", dataset=dataset, shard="", number=sample, first_byte=0, stop_byte=0
-        )
+        yield _item(layout.items, f"{dataset}:" if ledger.blended else "", dataset, sample)
+
+
+def _item(items: Items, prefix: str, dataset: int, sample: int) -> Document:
+    tokens, (first, stop) = (
+        (items.seq_len, items.span(sample)) if isinstance(items, TokenItems) else (0, (0, 0))
+    )
+    return Document(
+        name=f"{prefix}#{sample}",
+        dataset=dataset,
+        shard="",
+        number=sample,
+        first_byte=first,
+        stop_byte=stop,
+        tokens=tokens,
+    )
 
 
 def _window(ledger: Ledger, number: int, dataset: int, layout: Windows, sample: int) -> Iterator[Document]:
@@ -249,8 +263,9 @@ def read_document(ledger: Ledger, document: Document) -> Any:
     ]
     number, layout = found[0]
     dataset: Any = ledger.parts.datasets[number]
-    if not document.shard:
-        return dataset.source[document.number]
+    if isinstance(layout, ItemsLayout):
+        (sample,) = layout.items.some([document.number])
+        return sample["input_ids"] if isinstance(layout.items, TokenItems) else sample
     file = next(one.files[0] for one in layout.shards if one.files[0].name == document.shard)
     if isinstance(layout, TarSamples):
         shard = next(n for n, one in enumerate(layout.shards) if one.files[0] is file)

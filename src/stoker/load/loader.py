@@ -179,7 +179,7 @@ class Loader:
             chunk_bytes_held=self._engine.store.bytes,
             read_alone=self._parts.alone,
             reader=self._engine.reader(),
-            read_factor=read_factor(self._parts, self.options, self._cut),
+            read_factor=read_factor(self._parts, self.options, self._cut, at=self._begin),
             choices=tuple(self._tuner.history()),
             waited_s=self._tuner.waited_s,
             limit=self._tuner.limit,

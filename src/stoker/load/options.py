@@ -66,7 +66,9 @@ class LoaderOptions:
         '"full": chunks permuted, and the samples in them; "blocks": chunks permuted; "off": the order on '
         "disk, each loop from its beginning, for evaluation",
     ] = "full"
-    seed: Annotated[int, "of the order; the same seed gives the same order on any machine"] = 0
+    seed: Annotated[
+        int, "of the order, from 0 to 2**64 - 1; the same seed gives the same order on any machine"
+    ] = 0
     weights: Annotated[
         Sequence[float] | Mixture,
         "shares of several datasets in a blend; none: equal ones; `stoker.Mixture` for shares that change",
@@ -156,14 +158,24 @@ class LoaderOptions:
     ] = "contiguous"
 
     def __post_init__(self) -> None:
+        if isinstance(self.shuffle, bool):  # as a DataLoader is asked
+            object.__setattr__(self, "shuffle", "full" if self.shuffle else "off")
         check_choices(self)
         object.__setattr__(self, "device", str(self.device))
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not isinstance(value, Integral) or (least is not None and int(value) < least):
+            is_whole = isinstance(value, Integral) and not isinstance(value, (bool, np.bool_))
+            if not is_whole or (least is not None and int(value) < least):
                 wanted = "a whole number" if least is None else f"a whole number from {least:,}"
                 raise UsageError(f"{name}={value!r} cannot work", hint=f"use {wanted}")
             object.__setattr__(self, name, int(value))  # numpy's do not go into JSON
+        if self.seed > _MOST_SEED:
+            raise UsageError(f"seed={self.seed} is another seed's order", hint=f"use one up to {_MOST_SEED}")
+        self._check_sources()
+        if self.world is not None and not isinstance(self.world, World):
+            raise UsageError(
+                f"world={self.world!r} is no stoker.World", hint="use world=stoker.World(rank=0, size=2)"
+            )
         self._check_dtype()
         if not isinstance(self.weights, Mixture) and not all(isinstance(one, Real) for one in self.weights):
             raise UsageError(
@@ -173,6 +185,23 @@ class LoaderOptions:
             raise UsageError("mesh= and world= both say which rank this is", hint="give one of them")
         if self.packing == "best-fit" and self.tail == "pad":
             raise UsageError("best-fit packing cannot pad the tail", hint="use tail='drop'")
+
+    def _check_sources(self) -> None:
+        """A list is a blend of datasets; people also have lists of samples."""
+        if not isinstance(self.dataset, (list, tuple)):
+            return
+        if not (sources := self.sources):
+            raise UsageError(
+                "a list of no datasets is no blend", hint="give one dataset, or several in a list"
+            )
+        if isinstance(first := sources[0], (dict, tuple, int, float, bytes)) and not hasattr(
+            first, "with_format"
+        ):
+            raise UsageError(
+                f"a list is a blend of datasets, and this one holds a {type(first).__qualname__}",
+                hint="for a list of samples give datasets.Dataset.from_list(samples), an array, or an object "
+                "of your own with __len__ and __getitem__",
+            )
 
     def _check_dtype(self) -> None:
         try:
@@ -197,8 +226,10 @@ class LoaderOptions:
         return list(some) if isinstance(some, (list, tuple)) else [some]
 
 
+_MOST_SEED = 2**64 - 1  # a key has so many bits: beyond, orders would come again without a word
+
 _LEAST: dict[str, int | None] = {
-    "seed": None,
+    "seed": 0,
     "pad_id": None,
     "batch_size": 1,
     "seq_len": 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -129,14 +129,19 @@ def resumed_cut(cut: Cut, cursor: Cursor, options: LoaderOptions, left_out: Sequ
     return cut.resumed(world.size, world.nodes, epoch=cursor.epoch, position=cursor.position)
 
 
-def read_factor(parts: Parts, options: LoaderOptions, cut: Cut) -> float:
-    """How often a sample is read by all ranks together: once, if each keeps to lanes of its own."""
+def read_factor(parts: Parts, options: LoaderOptions, cut: Cut, *, at: Cursor | None = None) -> float:
+    """How often a sample is read by all ranks together: once, if each keeps to lanes of its own, as ranks can
+    that go on `at` a whole round of theirs."""
     world, chunk = options.place.size, max(parts.chunks)
     if options.shuffle == "off":
         return 1.0 if chunk == 1 else float(world)
     if isinstance(blend := parts.lanes[0], Blend) and options.packing not in ALL_LANES:
         return blend.read_factor
-    if options.packing not in ALL_LANES and cut.latest.fits(world):
+    lanes = parts.lanes[at.epoch % len(parts.lanes)] if at else None
+    is_whole = (
+        not at or not isinstance(lanes, Elastic) or lanes.begins_round(at.position, world, epoch=at.epoch)
+    )
+    if options.packing not in ALL_LANES and cut.latest.fits(world) and is_whole:
         return 1.0
     # every rank gets a random part of each chunk, and reads all of it for that
     return world * (1 - (1 - 1 / world) ** chunk)
@@ -175,8 +180,11 @@ def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
                 f"{dataset.name} does not say where they begin",
                 hint="use a prepared dataset (`stoker prepare`), or what the dataset itself packs",
             )
+        if not dataset.has_ids:
+            _check_tokens(dataset, options)
         return dataset.layout(seq_len=options.seq_len, dtype=options.dtype, labels=options.labels)
     if not dataset.is_tokens:
+        _check_tokens(dataset, options)
         return dataset.samples(epoch)
     _check_samples(dataset, options)
     if options.seq_len < 1:
@@ -184,6 +192,21 @@ def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
     return (
         dataset.windows(options.seq_len, epoch) if options.packing == "concat" else dataset.documents(epoch)
     )
+
+
+def _check_tokens(dataset: AnyDataset, options: LoaderOptions) -> None:
+    """Samples come as they are: what is said of tokens would change nothing, without a word. (`seq_len` says
+    how long their rows are, to meshes and mixtures.)"""
+    for option in fields(LoaderOptions):
+        if option.name in _OF_TOKENS and getattr(options, option.name) != option.default:
+            raise UsageError(
+                f"{option.name}={getattr(options, option.name)!r} has nothing to work on: {dataset.name} "
+                "holds samples, not token ids",
+                hint="leave it out, and let the dataset or `transform` make of samples what they should be",
+            )
+
+
+_OF_TOKENS = ("labels", "dtype", "pad_id")
 
 
 def _check_samples(dataset: Dataset, options: LoaderOptions) -> None:

@@ -61,11 +61,12 @@ class Place:
         the first to come says how, the others compare."""
         if self.given or loader_worker() or os.getpid() != _IMPORTED_BY or torch_group() is None:
             return
-        what = f"{order['datasets']} {order['shuffle']}"
+        # datasets of one shape, which only their rows tell apart, may be parts that ranks were given before
+        what = f"{[name.partition('#')[0] for name in order['datasets']]} {order['shuffle']}"
         stages = past.dealing.stages if past.dealing else ()
         weights = [stage.schedule.mixture.as_state()["points"] for stage in stages]
         told = {**order, "weights": weights, "cut": past.cut}
-        how = ", ".join(f"{name} {value!r}" for name, value in told.items() if name != "datasets")
+        how = ", ".join(f"{name} {value!r}" for name, value in told.items())
         first = ""
         with suppress(RuntimeError, AttributeError, ValueError):  # a store that cannot, or is gone
             first = _first_to_say(what, how, self._whole.rank)
@@ -73,7 +74,8 @@ class Place:
             warnings.warn(
                 f"rank {self._whole.rank} of {self._whole.size} reads in another order than another rank of "
                 f"this job ({how}; there {first}): samples will be seen twice, and others not at all; "
-                "give all ranks the same options, or pass world= where they read for themselves",
+                "give all ranks the same whole dataset and the same options, or pass world= where they read "
+                "for themselves",
                 RuntimeWarning,
                 stacklevel=2,
             )

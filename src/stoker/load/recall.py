@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def options_of_state(state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         leg, stage = past["legs"][-1], past["mixture"][-1]
         found = {name: order[name] for name in _KEPT}
+        if raw := _RAW.match(order["datasets"][0]):
+            found["bin_dtype"] = raw[1]
         found |= {"batch_size": leg["batch"], "tail": leg["tail"], "ranks": leg["ranks"]}
         if len(stage["counts"]) > 1:
             points = dict(stage["points"])
@@ -70,4 +73,5 @@ def options_of_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_RAW = re.compile(r"array:\(\d+,\):(\w+)#")  # a row of ids, of a raw .bin perhaps, and their type
 _KEPT = ("seed", "shuffle", "packing", "seq_len", "chunk_bytes", "window")

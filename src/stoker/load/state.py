@@ -50,7 +50,7 @@ def load(state: Any, *, order: Mapping[str, Any]) -> tuple[Cursor, Past]:  # any
     _check_order(saved, order)
     past = _past_of(past_in(state), len(order["datasets"]))
     cursor = Cursor(**_counts(state, [*Cursor.__dataclass_fields__], _ANY))
-    _check_recuts(past.cut or Cut(), cursor)
+    _check_recuts(past, cursor)
     if state.get("check") != _digest(state):
         raise UsageError(
             f"the loader state was changed after it was saved: {cursor} and its course do not have the check "
@@ -204,11 +204,12 @@ def cut_of(found: Any) -> Cut:
     return Cut(**_counts(found, ("lanes", "ranks", "nodes"), _SOME), then=tuple(recuts))
 
 
-def _check_recuts(cut: Cut, cursor: Cursor) -> None:
-    """A job is cut anew where it is, and goes on from there."""
-    places = [(recut.epoch, recut.position) for recut in cut.then]
-    here = (cursor.epoch, cursor.position)
-    if any(second <= first for first, second in pairwise(places)) or places[-1:] > [here]:
+def _check_recuts(past: Past, cursor: Cursor) -> None:
+    """A job is cut anew where it is, and goes on from there; where an epoch has gaps, the one after it is."""
+    places = [(recut.epoch, recut.position) for recut in (past.cut or Cut()).then]
+    here, next_epoch = (cursor.epoch, cursor.position), (cursor.epoch + 1, 0)
+    is_ahead = places[-1:] > [here] and not (past.left_out and places[-1] == next_epoch)
+    if is_ahead or any(second <= first for first, second in pairwise(places)):
         raise _malformed("cut", places)
 
 

@@ -168,6 +168,24 @@ dist.destroy_process_group()
 """
 
 
+SPLIT_BEFORE = """
+import sys, warnings, numpy as np, torch.distributed as dist, stoker
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+numbers = np.arange(96)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for array in (numbers, numbers.reshape(2, 48)[rank]):
+        with stoker.Loader(array, batch_size=4) as loader:
+            next(iter(loader))
+    dist.barrier()
+told = [str(one.message) for one in caught if "in another order" in str(one.message)]
+open(f"{sys.argv[2]}/told-{rank}", "w").write(chr(10).join(told))
+dist.destroy_process_group()
+"""
+
+
 def python(script, corpus, tmp_path, environ, *launcher):
     path = tmp_path / "program.py"
     path.write_text(script)
@@ -189,9 +207,19 @@ def test_ranks_that_are_given_out_after_the_first_batch_come_too_late(corpus, tm
 
 def test_ranks_that_read_in_different_orders_are_warned_of(corpus, tmp_path, stoker_environ):
     python(OTHER_SEEDS, corpus, tmp_path, stoker_environ(GLOO_SOCKET_IFNAME="lo"), *TORCHRUN)
-    told = [line for rank in range(2) for line in (tmp_path / f"told-{rank}").read_text().splitlines()]
-    assert len(told) == 1, told
-    assert {"seed 7", "seed 8"} <= set(re.findall(r"seed \d", told[0]))
+    (told,) = warned(tmp_path)
+    assert {"seed 7", "seed 8"} <= set(re.findall(r"seed \d", told))
+
+
+def test_ranks_that_were_given_parts_of_a_dataset_before_are_warned_of(corpus, tmp_path, stoker_environ):
+    python(SPLIT_BEFORE, corpus, tmp_path, stoker_environ(GLOO_SOCKET_IFNAME="lo"), *TORCHRUN)
+    (told,) = warned(tmp_path)
+    assert "the same whole dataset" in told
+    assert len(set(re.findall(r"array:\(48,\):int64#\w+", told))) == 2
+
+
+def warned(folder):
+    return [line for rank in range(2) for line in (folder / f"told-{rank}").read_text().splitlines()]
 
 
 def test_torch_is_not_imported_to_find_the_rank(corpus, stoker_environ):

@@ -89,6 +89,11 @@ def mark_real(batches: Sequence[Any], real: Array, batch_size: int) -> None:
                 f"tail='pad' repeats samples, and a {type(batch).__name__} has no place to say which",
                 hint="let `collate` make a dict, whose `real` will say so, or use tail='drop'",
             )
+        if "real" in batch:
+            raise UsageError(
+                "tail='pad' says in `real` which rows are no padding, and samples have a `real` of their own",
+                hint="call theirs otherwise, or use tail='drop'",
+            )
         batch["real"] = real[number * batch_size : (number + 1) * batch_size]
 
 

@@ -186,6 +186,11 @@ class Elastic:
         """The lanes that a position is in, and where they begin."""
         return next(one for one in reversed(self.stages(epoch)) if one[0] <= position)
 
+    def begins_round(self, position: int, ranks: int, *, epoch: int) -> bool:
+        """Whether so many ranks, going on here with the lanes as they are, can each keep to their own: those
+        before them have to have taken whole rounds of ranks."""
+        return (position - self.at(position, epoch=epoch)[0]) % ranks == 0
+
     def stages(self, epoch: int) -> list[tuple[int, Cuttable]]:
         """All lanes that an epoch is in, one after the other, and where they begin."""
         if self._made[0] != epoch:

@@ -77,7 +77,7 @@ class LeavingOut:
     def _without(self, epoch: int) -> Ordered:
         order, arranged = self._order, self._arranged(self._order)
         size, moved = closed_up(order, arranged, self._left_out, epoch)
-        if size == order.positions:
+        if size == order.positions and not isinstance(arranged, Elastic):
             return arranged
         if isinstance(order, Blend) and arranged is order:
             begin = epoch * order.samples
@@ -131,9 +131,9 @@ class Without:
 
     def deal(self, rows: range, *, epoch: int) -> Draw:
         """From a rank's own lanes as far as all ranks have a row; what is left is taken as it comes."""
-        if isinstance(self.base, Sorted):
-            return self.draw(rows, epoch=epoch)
         first = rows.start - self.share.rank
+        if not self._shares_lanes(first, epoch):
+            return self.draw(rows, epoch=epoch)
         shared = min(len(rows), max(0, self.size - first) // self.share.world)
         dealt = self.base.deal(rows[:shared], epoch=epoch)
         if epoch not in self._stand_ins:
@@ -144,6 +144,11 @@ class Without:
         dealt = self._replaced(dealt, places, epoch)
         rest = rows[shared:]
         return Draw.join([dealt, self.draw(rest, epoch=epoch)]) if rest else dealt
+
+    def _shares_lanes(self, first: int, epoch: int) -> bool:
+        """Whether ranks can keep to their own lanes. Without gaps a job is cut anew where they cannot."""
+        base = self.base
+        return isinstance(base, Elastic) and base.begins_round(first, self.share.world, epoch=epoch)
 
     def _sample(self, at: int, epoch: int) -> int:
         return int(self.base.draw(range(at, at + 1), epoch=epoch).sample[0])

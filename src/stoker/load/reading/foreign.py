@@ -22,12 +22,28 @@ def open_foreign(folder: Path) -> Any:
         return None
     if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
         return require("datasets").load_from_disk(str(folder))
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
+        raise UsageError(
+            f"{folder} is several datasets: {', '.join(splits)}",
+            hint=f"give the folder of one of them: {folder / (splits or ['train'])[0]}",
+        )
     index = _index_of(folder)
     if "shards" in index:
         return MdsFolder(folder, index["shards"])
     if "chunks" in index:
+        _check_litdata(folder, index.get("config") or {})
         return require("litdata").StreamingDataset(str(folder), shuffle=False)
     return None
+
+
+def _check_litdata(folder: Path, config: dict[str, Any]) -> None:
+    """What their reader would have to be told."""
+    if (loader := config.get("item_loader") or "PyTreeLoader") != "PyTreeLoader":
+        raise UsageError(
+            f"{folder} was written for a {loader}, which has to be told how long a sample is",
+            hint=f"give litdata.StreamingDataset({str(folder)!r}, item_loader={loader}(...)) in its place",
+        )
 
 
 def _index_of(folder: Path) -> dict[str, Any]:
@@ -39,6 +55,35 @@ def _index_of(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BadManifestError(f"{path} is no JSON: {error}", hint="restore it from another copy") from error
     return index if isinstance(index, dict) else {}
+
+
+def samples_in(source: Any) -> int:
+    """How many samples there are to number. The length of a StreamingDataset, litdata's or MosaicML's, is
+    what one rank of a job would get of it, while its samples are numbered through all of them."""
+    samples = len(source)
+    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
+    try:
+        if "litdata" in libraries:
+            return _samples_in_litdata(source.shuffler.cache)
+        if "streaming" in libraries and not isinstance(source, MdsFolder):
+            return int(source.size)
+    except (AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{type(source).__qualname__} says that this rank gets {samples:,} of its samples, and not how "
+            f"many it holds: {error}",
+            hint="give the folder of its shards instead, or another version of its library",
+        ) from error
+    return samples
+
+
+def _samples_in_litdata(cache: Any) -> int:
+    used = sum(int(stop) - int(start) for _, start, stop, _ in cache.get_chunk_intervals())
+    if used != len(cache):
+        raise UsageError(
+            f"a litdata dataset that uses {used:,} samples of chunks of {len(cache):,} does not number them",
+            hint="give all of it, or torch.utils.data.Subset(dataset, numbers) of all of it",
+        )
+    return used
 
 
 class MdsFolder:

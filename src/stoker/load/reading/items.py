@@ -10,20 +10,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from xxhash import xxh3_64_hexdigest
 
 from stoker.errors import UsageError
 from stoker.formats.megatron import read_dtype
+from stoker.load.reading.foreign import samples_in
 from stoker.load.reading.layout import Piece
 from stoker.load.reading.reader import Damage
+from stoker.load.reading.sources import check_items, is_array
 from stoker.manifest import ShardRecord
 from stoker.mixing import Integers
 
 # What a sample takes that is known only once it was made: so much that batches are made one by one.
 _UNKNOWN_BYTES = 1 << 20
+_TOLD_BY = 8  # rows, from the first to the last: they tell a dataset from others of its shape
 
 
 class Items(Protocol):
@@ -38,6 +43,9 @@ class Items(Protocol):
     def batch(self, numbers: Integers) -> Any:
         """All of them at once, or None where that cannot be."""
 
+    def check_rows(self, seq_len: int) -> None:
+        """Refuse rows that are known to be of another length."""
+
 
 class MapItems:
     """A dataset of somebody's own class."""
@@ -45,7 +53,7 @@ class MapItems:
     def __init__(self, dataset: Any) -> None:  # has __len__ and __getitem__
         self._dataset, self._kind = dataset, type(dataset).__qualname__
         # asked once: an order is of so many samples, whatever a dataset that grows says later
-        self.samples, self.sample_bytes = len(dataset), float(_UNKNOWN_BYTES)
+        self.samples, self.sample_bytes = samples_in(dataset), float(_UNKNOWN_BYTES)
 
     @property
     def fingerprint(self) -> str:
@@ -59,6 +67,9 @@ class MapItems:
 
     def batch(self, numbers: Integers) -> Any:
         return None
+
+    def check_rows(self, seq_len: int) -> None:
+        """How long the samples of somebody's own class are is seen when they are made."""
 
     def _one(self, number: int) -> Any:
         try:
@@ -77,15 +88,23 @@ class ArrayItems:
         self.samples = len(array)
         self.sample_bytes = float(max(1, array.itemsize * int(np.prod(array.shape[1:]))))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        return f"array:{tuple(self._array.shape)}:{self._array.dtype}"
+        rows = b"" if getattr(self._array.dtype, "hasobject", False) else _bytes_of(self._array)
+        return _told(f"array:{tuple(self._array.shape)}:{self._array.dtype}", rows)
 
     def some(self, numbers: list[int]) -> Sequence[Any]:
         return list(self._array[numbers])
 
     def batch(self, numbers: Integers) -> Any:
         return self._array[numbers]
+
+    def check_rows(self, seq_len: int) -> None:
+        if self._array.ndim == 2 and self._array.shape[1] not in (seq_len, seq_len + 1):
+            raise UsageError(
+                f"an array of rows of {self._array.shape[1]:,} is not cut into rows of seq_len={seq_len:,}",
+                hint="give one row of ids, array.reshape(-1), or leave seq_len out for its rows as they are",
+            )
 
 
 class TokenItems(ArrayItems):
@@ -106,6 +125,12 @@ class TokenItems(ArrayItems):
         super().__init__(np.lib.stride_tricks.sliding_window_view(ids, seq_len + 1)[::seq_len])
         self._dtype, self._labels = np.dtype(dtype or ids.dtype.newbyteorder("=")), labels
         self._fits = np.can_cast(ids.dtype, self._dtype)
+        self.seq_len, self._token_bytes = seq_len, ids.itemsize
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The bytes of a window's inputs."""
+        first = number * self.seq_len * self._token_bytes
+        return first, first + self.seq_len * self._token_bytes
 
     def some(self, numbers: list[int]) -> Sequence[Any]:
         columns = self.batch(np.array(numbers, np.int64))
@@ -144,9 +169,11 @@ class ArrowItems(MapItems):
         if plain:
             self.sample_bytes = max(1.0, dataset.data.nbytes / max(1, len(dataset.data)))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        return f"{self._kind}:{self.samples}:{','.join(self._dataset.column_names)}"
+        shown = self._dataset.with_format("arrow", columns=self._dataset.format["columns"])
+        rows = repr(shown[_places(self.samples)].to_pylist()).encode()
+        return _told(f"{self._kind}:{self.samples}:{','.join(self._dataset.column_names)}", rows)
 
     def batch(self, numbers: Integers) -> Any:
         if self._is_formatted:
@@ -155,6 +182,23 @@ class ArrowItems(MapItems):
             return None
         found = self._table[numbers.tolist()]
         return {name: _column(found.column(name)) for name in found.column_names}
+
+
+def _places(samples: int) -> list[int]:
+    return sorted({number * (samples - 1) // (_TOLD_BY - 1) for number in range(_TOLD_BY)})
+
+
+def _bytes_of(array: Any) -> bytes:  # numpy's or torch's
+    """Some rows, as they lie in memory."""
+    some = array[_places(len(array))]
+    if hasattr(some, "detach"):  # numpy has not all of torch's types
+        some = some.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return np.ascontiguousarray(some).tobytes()
+
+
+def _told(shape: str, rows: bytes) -> str:
+    """What others of this shape share, and what they do not."""
+    return f"{shape}#{xxh3_64_hexdigest(rows)}"
 
 
 def _is_plain(feature: Any) -> bool:
@@ -224,8 +268,15 @@ class ItemsDataset:
     is_tokens = False
     epochs = 1
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether this may be one row of token ids, to be cut into windows."""
+        return self.ids is not None
+
     def layout(self, *, seq_len: int, dtype: Any, labels: str) -> ItemsLayout:
         if self.ids is None or not (seq_len or self.is_raw):
+            if seq_len:
+                self.items.check_rows(seq_len)
             return ItemsLayout(self.items)
         if not seq_len:
             raise UsageError("token data needs seq_len", hint="pass seq_len=2048, or what your model takes")
@@ -250,45 +301,6 @@ def open_raw(path: Path, *, dtype: Any) -> ItemsDataset:
     """The ids in a file that holds nothing else, as nanoGPT's train.bin."""
     ids = raw_tokens(path, dtype=dtype)
     return ItemsDataset(items=ArrayItems(ids), name=str(path), ids=ids, is_raw=True)
-
-
-def is_array(source: Any) -> bool:
-    """numpy's or torch's, by what it has: neither is imported to ask."""
-    return all(hasattr(source, name) for name in ("shape", "dtype", "ndim", "itemsize", "__getitem__"))
-
-
-def check_items(source: Any) -> None:
-    """Refuse what is no dataset, and say what is missing."""
-    kind = "None" if source is None else f"a {type(source).__qualname__}"
-    if isinstance(source, (dict, set, bytes, bytearray, int, float)) or source is None:
-        raise UsageError(f"{kind} is no dataset", hint=_WHAT)
-    if is_array(source) and hasattr(source, "filled"):  # numpy.ma is slow to import
-        raise UsageError("a masked array would lose its mask", hint="give source.filled(...), or columns")
-    if missing := [name for name in ("__len__", "__getitem__") if not _has(source, name)]:
-        stream = " and can only be read from its beginning" if hasattr(source, "__iter__") else ""
-        raise UsageError(
-            f"{kind} has no {' and no '.join(missing)}{stream}: its samples have no computed order",
-            hint=_WHAT,
-        )
-    try:
-        samples = len(source)
-    except TypeError as error:
-        raise UsageError(f"{kind} does not know its length: {error}", hint=_WHAT) from error
-    if not samples:
-        raise UsageError(f"{kind} holds no samples", hint="give one that does")
-
-
-def _has(source: Any, name: str) -> bool:
-    """Torch's own Dataset has a `__getitem__` that only says that there is none."""
-    torch: Any = sys.modules.get("torch.utils.data")
-    inherited = getattr(torch.Dataset, name, None) if torch else None
-    return hasattr(source, name) and getattr(type(source), name, True) is not inherited
-
-
-_WHAT = (
-    "give the folder of a prepared dataset, a raw .bin of tokens, an array, a Hugging Face dataset, or what "
-    "has __len__ and __getitem__; several in a list are blended. `stoker prepare` takes anything else"
-)
 
 
 def raw_tokens(path: Path, *, dtype: Any) -> np.ndarray[Any, np.dtype[Any]]:

@@ -36,6 +36,7 @@ LAYERS = {
         "manifest",
         "spans",
         "findings",
+        "intervals",
         "recording",
         "gpus",
         "machine",

@@ -120,6 +120,33 @@ class Stacks:
     gc_count: int = 0
 
 
+# What a card does, as torch's profiler tells it.
+WORK = ("kernel", "collective", "h2d", "d2h", "copy", "memset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activity:
+    """What one rank's card did in a window of the run, event by event: a deep look, or a whole trace."""
+
+    start_s: float
+    end_s: float
+    names: tuple[str, ...]
+    name: NDArray[np.int32]  # indexes `names`
+    kind: NDArray[np.uint8]  # indexes WORK
+    start: Floats
+    end: Floats
+    launched: Floats  # when the host's call began that queued it; NaN where that was not seen
+    bytes: NDArray[np.int64]
+
+    def moved(self, by_s: float) -> Activity:
+        """The same, so much later."""
+        times = {name: getattr(self, name) + by_s for name in _TIMES}
+        return replace(self, **times)
+
+
+_TIMES = ("start_s", "end_s", "start", "end", "launched")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
     """What one training process did."""
@@ -132,6 +159,7 @@ class RankRecord:
     memory: Samples  # allocator: allocated, reserved (bytes), retries (count)
     events: tuple[Event, ...] = ()
     stacks: Stacks = field(default_factory=Stacks)
+    looks: tuple[Activity, ...] = ()  # deep looks; of a profiler's trace one that lasts as long as it
 
     def moved(self, by_s: float) -> RankRecord:
         """The same, so much later; nothing to be done for no time."""
@@ -143,6 +171,7 @@ class RankRecord:
             steps=replace(self.steps, start=self.steps.start + by_s, end=self.steps.end + by_s),
             memory=replace(self.memory, t=self.memory.t + by_s),
             events=tuple(replace(event, t=event.t + by_s) for event in self.events),
+            looks=tuple(look.moved(by_s) for look in self.looks),
         )
 
 

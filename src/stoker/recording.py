@@ -118,6 +118,7 @@ class Stacks:
     threads: dict[str, int] = field(default_factory=dict)  # line and thread → looks in which it held us up
     gc_s: float = 0.0  # in the garbage collector
     gc_count: int = 0
+    gc_lines: dict[str, float] = field(default_factory=dict)  # the user's line it ran in → seconds
 
 
 # What a card does, as torch's profiler tells it.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.intervals import Intervals, merged
-from stoker.recording import WORK, Activity, Floats, Recording
+from stoker.recording import WORK, Activity, Recording
 
 TOP = 8  # kernels that are named
 LAUNCH_RUN = 10  # kernels in a row, each queued when the card had nothing left: the host does not keep up
@@ -127,7 +127,7 @@ def _kernels(activity: Activity) -> tuple[Kernel, ...]:
     which = _of(activity, "kernel") | _of(activity, "collective")
     took = (activity.end - activity.start)[which]
     count = np.bincount(activity.name[which], minlength=len(activity.names))
-    seconds: Floats = np.bincount(activity.name[which], took, minlength=len(activity.names))
+    seconds = np.bincount(activity.name[which], took, minlength=len(activity.names)).astype(float)
     total = float(seconds.sum())
     return tuple(
         Kernel(

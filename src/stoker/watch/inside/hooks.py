@@ -234,9 +234,14 @@ def hook_exceptions(probe: Probe, roots: Roots, module: Any) -> None:
     probe.meta["torch"] = str(getattr(module, "__version__", ""))
 
 
+def hook_signals(probe: Probe, roots: Roots, module: Any) -> None:
+    """SIGTERM, where the program has a handler of its own for it."""
+    probe.told.hook()
+
+
 Install = Callable[[Probe, Roots, Any], None]
 HOOKS: dict[str, tuple[Install, ...]] = {
-    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions, hook_exit),
+    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals),
     "torch.autograd": (hook_backward,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),

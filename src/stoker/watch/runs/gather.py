@@ -197,11 +197,11 @@ def _machines(
 ) -> tuple[tuple[HostRecord, ...], tuple[GpuRecord, ...]]:
     """One host a node, whose samples one of its watchers took, and the cards that one saw."""
     hosts, gpus = [], []
-    for meta in watchers:
-        if meta.get("samples"):
-            shift_s = shifts[meta["clock"]["boot"]]
-            hosts.append(_host(folder, meta, shift_s))
-            gpus += [_gpu(folder, meta, card, shift_s) for card in meta.get("gpus", ())]
+    # A watcher that ended may have handed on to another: their samples are parts of the same files.
+    for meta in {meta["node"]: meta for meta in watchers if meta.get("samples")}.values():
+        shift_s = shifts[meta["clock"]["boot"]]
+        hosts.append(_host(folder, meta, shift_s))
+        gpus += [_gpu(folder, meta, card, shift_s) for card in meta.get("gpus", ())]
     return tuple(hosts), tuple(gpus)
 
 

@@ -8,11 +8,13 @@ holds the loop up owns the time.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import UnreadableError
 from stoker.intervals import Intervals, merged
@@ -22,6 +24,7 @@ from stoker.recording import (
     Activity,
     Floats,
     GpuRecord,
+    Mask,
     RankRecord,
     Recording,
     Samples,
@@ -173,15 +176,15 @@ def _optimizer_steps(trace: Trace) -> Steps:
     """Without the profiler's own steps: from one optimizer step to the next."""
     at = [one for one, _ in _annotations(trace, lambda name: name.startswith(_OPTIMIZER))]
     ends = np.sort(trace.host.end[at]) if at else np.zeros(0)
-    return _steps(np.arange(1, len(ends)), ends[:-1], ends[1:])
+    return _steps(np.arange(1, max(len(ends), 1), dtype=np.int64), ends[:-1], ends[1:])
 
 
-def _steps(numbers: Floats, starts: Floats, ends: Floats) -> Steps:
+def _steps(numbers: NDArray[np.int64], starts: Floats, ends: Floats) -> Steps:
     unknown = np.full(len(starts), np.nan)
-    return Steps(number=numbers.astype(np.int64), start=starts, end=ends, tokens=unknown, flops=unknown)
+    return Steps(number=numbers, start=starts, end=ends, tokens=unknown, flops=unknown)
 
 
-def _annotations(trace: Trace, test):  # type: ignore[no-untyped-def]
+def _annotations(trace: Trace, test: Callable[[str], Any]) -> list[tuple[int, Any]]:
     """Places of the annotations whose name passes, with what the test said."""
     told = {number: test(name) for number, name in enumerate(trace.names)}
     rows = np.flatnonzero(trace.host.what == HOST.index("annotation"))
@@ -217,13 +220,14 @@ def _claims(trace: Trace, card: Columns, host: Columns) -> dict[str, Intervals]:
     return claims
 
 
-def _union(rows: Columns, which) -> Intervals:  # type: ignore[no-untyped-def]
+def _union(rows: Columns, which: Mask) -> Intervals:
     return merged(rows.start[which], rows.end[which])
 
 
-def _named(trace: Trace, host: Columns, pattern: re.Pattern[str], kind: str):  # type: ignore[no-untyped-def]
+def _named(trace: Trace, host: Columns, pattern: re.Pattern[str], kind: str) -> Mask:
     names = [number for number, name in enumerate(trace.names) if pattern.search(name)]
-    return (host.what == HOST.index(kind)) & np.isin(host.name, names)
+    found: Mask = (host.what == HOST.index(kind)) & np.isin(host.name, names)
+    return found
 
 
 def _spans(claims: dict[str, Intervals], start_s: float, end_s: float) -> Spans:
@@ -234,12 +238,12 @@ def _spans(claims: dict[str, Intervals], start_s: float, end_s: float) -> Spans:
         free = claims[kind].clipped(start_s, end_s).without(taken)
         rows.append((KINDS.index(kind), free))
         taken = merged(np.concatenate([taken.start, free.start]), np.concatenate([taken.end, free.end]))
-    kind = np.concatenate([np.full(len(free.start), number, np.uint8) for number, free in rows])
+    kinds = np.concatenate([np.full(len(free.start), number, np.uint8) for number, free in rows])
     start, end = (np.concatenate([getattr(free, name) for _, free in rows]) for name in ("start", "end"))
     order = np.argsort(start, kind="stable")
     count = len(order)
     return Spans(
-        kind=kind[order],
+        kind=kinds[order],
         start=start[order],
         end=end[order],
         step=np.full(count, -1, np.int64),

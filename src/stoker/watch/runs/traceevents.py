@@ -22,7 +22,8 @@ _LONGEST = 4 << 20  # of one value: what is no JSON after so many will not be af
 _SPACE = " \t\r\n"
 _EVENTS = "traceEvents"
 _HINT = "was the profiler stopped before it had written the file? export it again (export_chrome_trace)"
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once
+# What json itself calls; raw_decode, around it, would cost a third more for each event.
+_scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
 
 def is_trace(path: Path) -> bool:
@@ -63,7 +64,7 @@ def _opened(path: Path) -> io.TextIOWrapper:
     """As text. Names of kernels may be cut in the middle of a character: that is no reason to fail."""
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
-    file = gzip.open(path, "rb") if zipped else path.open("rb")
+    file = gzip.open(path, "rb") if zipped else path.open("rb")  # noqa: SIM115  # whoever asked closes it
     return io.TextIOWrapper(file, "utf-8-sig", errors="replace")
 
 

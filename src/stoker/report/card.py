@@ -42,7 +42,8 @@ def print_card(summary: Summary, console: Console) -> None:
         _heading(console, summary, finding)
     _states(console, summary)
     _listed(console, "why the GPU was idle", idle_lines(summary))
-    _listed(console, "what the GPU did", work_lines(summary))
+    did = "what the GPU did" if summary.gpus else "what torch did on the host, in a deep look"
+    _listed(console, did, work_lines(summary))
     if finding is not None:
         _listed(console, "what to change", finding.remedy)
         _listed(console, "evidence", finding.evidence)
@@ -133,8 +134,9 @@ def work_lines(summary: Summary) -> list[str]:
     seen = summary.worked
     if seen is None:
         return []
+    what = "kernels" if summary.gpus else "operators"
     lines = [
-        f"{seen.kernel_count:,} kernels in {seconds(seen.window_s)}: {percent(seen.busy)} busy, "
+        f"{seen.kernel_count:,} {what} in {seconds(seen.window_s)}: {percent(seen.busy)} busy, "
         f"{percent(seen.compute_s / seen.window_s if seen.window_s else 0.0)} computing"
     ]
     lines += [

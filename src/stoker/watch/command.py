@@ -21,6 +21,7 @@ from stoker.watch.ending import Ending, ending
 from stoker.watch.exits import Exit, Exits
 from stoker.watch.gauges.cards import open_cards
 from stoker.watch.inject import injected, not_attachable
+from stoker.watch.inside.look import VARIABLE as LOOK
 from stoker.watch.inside.whatif import VARIABLE as WHAT_IF
 from stoker.watch.runs.alive import own_mark
 from stoker.watch.runs.files import (
@@ -50,6 +51,7 @@ class Options:
     hz: float = 1.0
     gpu: str = "nvml"
     what_if: str = ""
+    look: str = ""  # deep looks: "once", or every so many steps
 
     def __post_init__(self) -> None:
         if not 0 < self.hz <= 100:
@@ -114,7 +116,9 @@ def watch(command: Sequence[str], options: Options, *, window: Window | None = N
     """Run the command to its end or the window's; gives its exit code, 128 + N where signal N killed it."""
     node = begin_run(options, argv=command, title=name_of(command))
     node.miss(not_attachable(command))
-    what_if = {WHAT_IF: options.what_if} if options.what_if else {}
+    asked = {WHAT_IF: options.what_if} if options.what_if else {}
+    if options.look:  # Kineto tells the terminal of every window unless it is told not to
+        asked |= {LOOK: options.look, "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
     kills, signals = _oom_kills(), list[tuple[float, int]]()
 
     def ours() -> list[int]:
@@ -122,7 +126,7 @@ def watch(command: Sequence[str], options: Options, *, window: Window | None = N
 
     try:
         with (
-            injected(command, options.folder, {**os.environ, **what_if}) as environ,
+            injected(command, options.folder, {**os.environ, **asked}) as environ,
             _signals() as came,
             sampling(options, node, ours),
             Exits(ours, lambda one: _note(one, options.folder, node.name)) as exits,

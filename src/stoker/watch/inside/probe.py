@@ -25,6 +25,7 @@ from typing import Any
 from stoker import spans
 from stoker.spans import Recorder, Ring
 from stoker.watch.inside import process
+from stoker.watch.inside.look import Look
 from stoker.watch.inside.loop import Loop, Mark
 from stoker.watch.inside.signals import Told
 from stoker.watch.inside.stalls import Stalls
@@ -46,6 +47,7 @@ class Probe:
         )
         self.loop = Loop(threading.get_ident(), now=time.monotonic())
         self.told = Told()
+        self.look: Look | None = None  # deep looks, where they were asked for
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
@@ -91,6 +93,11 @@ class Probe:
             except Exception as error:
                 self._give_up(error)
 
+    def write_looks(self) -> None:
+        """Of deep looks that have ended; what raises is the caller's."""
+        if self.look is not None and self.recorder is not None:
+            self.look.write(self._folder, self.meta["key"])
+
     def say_signal(self) -> None:
         """Of a signal that the program's own handler took; what raises is the caller's."""
         at, number = self.told.last
@@ -127,10 +134,14 @@ class Probe:
     def close(self) -> None:
         """At the end of the process; safe twice. Nothing that still runs may open its files again."""
         self.begun = True
+        if self.look is not None and threading.current_thread() is threading.main_thread():
+            with suppress(Exception):  # whatever the profiler makes of it, the program is over
+                self.look.close()
         if self.recorder is None:
             return
         with suppress(OSError):  # the run folder is gone or full
             self.say_signal()
+            self.write_looks()
             self.events.say("leaving", "the program is over")
         if self._stalls is not None:
             self._stalls.stop()

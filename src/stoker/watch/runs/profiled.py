@@ -146,7 +146,7 @@ def _part(trace: Trace, rank: int) -> _Part:
         steps=steps,
         memory=Samples(t=np.zeros(0), columns={}),
         stacks=_stacks(trace, host, claims, start_s, end_s),
-        looks=(_activity(trace, mine, host, start_s, end_s),) if len(mine.start) else (),
+        looks=(activity_of(trace, mine, host, start_s, end_s),) if len(mine.start) else (),
     )
     cards = (_card(trace, mine, rank, device, start_s, end_s),) if device is not None else ()
     return _Part(start_s=start_s, end_s=end_s, record=record, cards=cards)
@@ -290,7 +290,8 @@ def _own_line(name: str) -> str:
 # --- what the card did ----------------------------------------------------------------------------
 
 
-def _activity(trace: Trace, card: Columns, host: Columns, start_s: float, end_s: float) -> Activity:
+def activity_of(trace: Trace, card: Columns, host: Columns, start_s: float, end_s: float) -> Activity:
+    """The card's events, each with the host's call that queued it."""
     calls = host.kept((host.what == HOST.index("runtime")) & (host.link > 0))
     calls = calls.kept(np.argsort(calls.link, kind="stable"))
     launched = np.full(len(card.start), np.nan)

@@ -39,7 +39,7 @@ class Look:
         self._steps, self._which, self._until = 0, 0, 0
         self._began = 0.0
         self._originals: dict[str, Any] = {}
-        self._taken: list[tuple[list[dict[str, Any]], float, float, int]] = []  # events, start, end, first step
+        self._taken: list[tuple[list[dict[str, Any]], float, float, int]] = []  # its events
         self._number = 0
 
     @classmethod

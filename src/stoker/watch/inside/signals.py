@@ -38,7 +38,7 @@ class Told:
                 current = get_handler(number)
                 if self._noting(number, current) is not current:
                     set_handler(number, self._noting(number, current))
-        signal.signal, signal.getsignal = signal_, getsignal  # type: ignore[assignment]
+        signal.signal, signal.getsignal = signal_, getsignal
 
     def _noting(self, number: int, handler: Any) -> Any:
         if number not in NOTED or not callable(handler) or isinstance(handler, (_Noting, signal.Handlers)):

@@ -113,4 +113,4 @@ def test_two_traces_of_one_rank_are_compared(tmp_path: Path) -> None:
     )
     ran = CliRunner().invoke(command, [str(slow), str(quick)])
     assert ran.exit_code == 0, ran.output
-    assert ran.stdout.startswith("B is faster")
+    assert ran.stdout.startswith("B is quicker")

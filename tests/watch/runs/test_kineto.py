@@ -264,3 +264,18 @@ def test_what_torch_itself_writes_is_read(tmp_path) -> None:
     assert len(recording.ranks[0].steps.end) == 4
     assert recording.gpus == ()
     assert any("without CUDA activity" in line for line in recording.facts["missing"])
+
+
+def test_a_trace_without_steps_is_no_hang(tmp_path) -> None:
+    trace = Made()
+    trace.kernel(GEMM, 0, 100, at=0)
+    trace.host("aten::mm", 40_000_000, 10)
+    verdict = diagnose(read_recording(trace.write(tmp_path / "trace.json")))
+    assert not any(one.kind.endswith("_hang") for one in verdict.findings)
+
+
+def test_zipped_json_of_another_kind_is_refused_as_a_trace(tmp_path) -> None:
+    path = tmp_path / "et.json.gz"
+    path.write_bytes(gzip.compress(b'{"schema": "1.0.1", "nodes": []}'))
+    with pytest.raises(UnreadableError, match="holds no traceEvents"):
+        read_recording(path)

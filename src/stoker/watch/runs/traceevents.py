@@ -27,7 +27,9 @@ _scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_on
 
 
 def is_trace(path: Path) -> bool:
-    """Does the file look like a trace? Its beginning tells: a recording of ours is JSON lines."""
+    """Does the file look like a trace? Its beginning tells: a recording of ours is JSON lines, not zipped."""
+    if path.name.endswith(".json.gz"):
+        return True
     try:
         with _opened(path) as file:
             head = file.read(4096).lstrip(_SPACE)

@@ -4,7 +4,8 @@ Method: every program of tests/scenarios/foreign (loops as the tutorials of thei
 every fault it can have, once each under `stoker watch`; the first verdict, its line and the number of steps
 are held against what was put in. Kept are the rows and a confusion matrix: injected by first verdict.
 
-    python benchmarks/foreign_shapes.py                   # all, some 25 minutes on two quiet cores
+    python benchmarks/foreign_shapes.py                   # all, some 30 minutes on two quiet cores
+    python benchmarks/foreign_shapes.py --old CHECKOUT    # and what an older one says: twice as long
     python benchmarks/foreign_shapes.py own_loop gan      # these programs only
     python benchmarks/foreign_shapes.py --out FILE …      # kept elsewhere
 """
@@ -12,7 +13,9 @@ are held against what was put in. Kept are the rows and a confusion matrix: inje
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -33,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("programs", nargs="*")
     parser.add_argument("--faults", nargs="*", default=None)
+    parser.add_argument("--old", type=Path, help="a checkout of an older stoker, to be asked too")
     parser.add_argument("--out", type=Path, default=RESULTS / "foreign_shapes.json")
     given = parser.parse_args()
     rows: dict[str, dict] = {}
@@ -40,6 +44,8 @@ def main() -> None:
         wanted = not given.programs or case.program in given.programs
         if wanted and (given.faults is None or case.fault in given.faults):
             rows[case.name] = row = run(case)
+            if given.old:
+                row["old"] = run_old(case, given.old)
             print(
                 f"{'right' if row['right'] else 'WRONG'}  {case.name}: {row['first']} {row['cause']}",
                 flush=True,
@@ -48,11 +54,27 @@ def main() -> None:
     print(report(rows)["right"], "of", len(rows))
 
 
+def _environ(source: Path) -> dict[str, str]:
+    paths = [str(source / "src"), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def run_old(case: Case, source: Path) -> dict:
+    """The first verdict of another version, in its own words: its recordings are its own to read."""
+    environ = _environ(source)
+    with tempfile.TemporaryDirectory() as folder:
+        watched(case, Path(folder), environ=environ, port=free_port())
+        diagnose = [sys.executable, "-m", "stoker.cli", "diagnose", "--json", "run"]
+        done = subprocess.run(diagnose, cwd=folder, env=environ, capture_output=True, text=True)
+    findings = json.loads(done.stdout)["findings"] if done.returncode in (0, 1) else []
+    first = findings[0] if findings else {"kind": "nothing", "cause": ""}
+    wanted = case.verdict
+    right = first["kind"] == wanted.kind and (not wanted.causes or first["cause"] in wanted.causes)
+    return {"first": first["kind"], "cause": first["cause"] or "", "verdict": right}
+
+
 def run(case: Case) -> dict:
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
-    }
+    environ = _environ(ROOT)
     with tempfile.TemporaryDirectory() as folder:
         done = watched(case, Path(folder), environ=environ, port=free_port())
         found = judged(case, Path(folder))
@@ -65,9 +87,11 @@ def run(case: Case) -> dict:
 
 
 def report(rows: dict[str, dict]) -> dict:
-    confusion: dict[str, Counter] = {}
+    confusion, old = dict[str, Counter](), dict[str, Counter]()
     for row in rows.values():
         confusion.setdefault(row["injected"], Counter())[row["first"]] += 1
+        if "old" in row:
+            old.setdefault(row["injected"], Counter())[row["old"]["first"]] += 1
     healthy = [row for row in rows.values() if row["injected"] == "healthy"]
     return {
         "runs": len(rows),
@@ -75,6 +99,7 @@ def report(rows: dict[str, dict]) -> dict:
         "verdict_right": sum(row["verdict"] for row in rows.values()),
         "false_alarms": sum(row["first"] != "healthy" for row in healthy),
         "confusion": {kind: dict(counts) for kind, counts in confusion.items()},
+        "confusion_old": {kind: dict(counts) for kind, counts in old.items()},
         "versions": {"torch": metadata.version("torch"), "python": sys.version.split()[0]},
         "rows": rows,
     }

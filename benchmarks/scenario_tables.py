@@ -85,3 +85,24 @@ def _said(ours: dict) -> str:
 
 def _both(right: list[str]) -> str:
     return "both" if len(right) == 2 else "".join(right) or "neither"
+
+
+def foreign() -> str:
+    """Other people's loops with one fault each: what was said first, and what an older version said."""
+    report = newest("foreign_shapes")
+    older = report.get("confusion_old") or {}
+    head = f"{report['right']} of {report['runs']} right, with line and steps"
+    lines = [
+        f"| injected ({head}; {report['false_alarms']} false alarms) | runs | found first | said instead "
+        "| the version before found | said instead |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, said in report["confusion"].items():
+        cells = [cell for one in (said, older.get(kind, {})) for cell in _first_said(one, kind)]
+        lines.append(f"| {kind} | {sum(said.values())} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _first_said(counts: dict[str, int], kind: str) -> tuple[str, str]:
+    others = ", ".join(f"{other} {count}" for other, count in counts.items() if other != kind)
+    return (str(counts.get(kind, 0)) if counts else "–"), others

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kept_runs import LAST, Spread, newest, runs
-from scenario_tables import confusion, scenario_runs, scenarios
+from scenario_tables import confusion, foreign, scenario_runs, scenarios
 
 ROOT = Path(__file__).parent.parent
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -457,6 +457,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "watch_cost": watch_cost,
     "scenarios": scenarios,
     "confusion": confusion,
+    "foreign": foreign,
     "scenario_runs": scenario_runs,
     "summary": summary,
 }

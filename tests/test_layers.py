@@ -37,6 +37,7 @@ LAYERS = {
         "manifest",
         "spans",
         "findings",
+        "intervals",
         "recording",
         "gpus",
         "machine",

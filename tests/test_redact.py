@@ -117,3 +117,19 @@ def test_every_error_is_redacted_wherever_it_was_made() -> None:
     error = StorageError("cannot read http://user:pw@host/x?token=abc", hint="try http://user:pw@other/")
     assert "pw" not in str(error) + repr(error) + error.message + error.hint
     assert "abc" not in str(error)
+
+
+def test_a_script_that_is_one_argument_loses_its_secrets_and_nothing_else() -> None:
+    script = (
+        "cd /data && export HF_TOKEN=abc123; python 'train.py' --api-key  abc123 --max-tokens 512 | tee log"
+    )
+    assert redact_args(["sh", "-c", script]) == [
+        "sh",
+        "-c",
+        "cd /data && export HF_TOKEN=***; python 'train.py' --api-key  *** --max-tokens 512 | tee log",
+    ]
+    assert redact_args(["-p:password=abc", "++auth.token=abc", "a b"]) == [
+        "-p:password=***",
+        "++auth.token=***",
+        "a b",
+    ]

@@ -20,6 +20,7 @@ class Finding:
     gpu_seconds: float = 0.0
     speedup_if_gone: float = 1.0
     confidence: float = 1.0
+    at_most: bool = False  # the price is the most that can be gained: how much of it is was not seen
 
     def __post_init__(self) -> None:
         for name in ("share", "confidence"):

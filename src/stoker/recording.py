@@ -118,6 +118,34 @@ class Stacks:
     threads: dict[str, int] = field(default_factory=dict)  # line and thread → looks in which it held us up
     gc_s: float = 0.0  # in the garbage collector
     gc_count: int = 0
+    gc_lines: dict[str, float] = field(default_factory=dict)  # the user's line it ran in → seconds
+
+
+# What a card does, as torch's profiler tells it.
+WORK = ("kernel", "collective", "h2d", "d2h", "copy", "memset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activity:
+    """What one rank's card did in a window of the run, event by event: a deep look, or a whole trace."""
+
+    start_s: float
+    end_s: float
+    names: tuple[str, ...]
+    name: NDArray[np.int32]  # indexes `names`
+    kind: NDArray[np.uint8]  # indexes WORK
+    start: Floats
+    end: Floats
+    launched: Floats  # when the host's call began that queued it; NaN where that was not seen
+    bytes: NDArray[np.int64]
+
+    def moved(self, by_s: float) -> Activity:
+        """The same, so much later."""
+        times = {name: getattr(self, name) + by_s for name in _TIMES}
+        return replace(self, **times)
+
+
+_TIMES = ("start_s", "end_s", "start", "end", "launched")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +160,7 @@ class RankRecord:
     memory: Samples  # allocator: allocated, reserved (bytes), retries (count)
     events: tuple[Event, ...] = ()
     stacks: Stacks = field(default_factory=Stacks)
+    looks: tuple[Activity, ...] = ()  # deep looks; of a profiler's trace one that lasts as long as it
 
     def moved(self, by_s: float) -> RankRecord:
         """The same, so much later; nothing to be done for no time."""
@@ -143,6 +172,7 @@ class RankRecord:
             steps=replace(self.steps, start=self.steps.start + by_s, end=self.steps.end + by_s),
             memory=replace(self.memory, t=self.memory.t + by_s),
             events=tuple(replace(event, t=event.t + by_s) for event in self.events),
+            looks=tuple(look.moved(by_s) for look in self.looks),
         )
 
 

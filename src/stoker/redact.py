@@ -34,7 +34,8 @@ _TOKEN = re.compile(
 )
 _HEADER = re.compile(r"\b(Bearer|Basic|Token)(\s+)[A-Za-z0-9+/=._~\-]{8,}", re.IGNORECASE)
 _FLAG = re.compile(r"-{1,2}[\w.\-]+").fullmatch
-_SETTING = re.compile(r"(-{0,2}[\w.\-]+)=(.*)", re.DOTALL).fullmatch
+_SETTING = re.compile(r"([\w.:+/~\-]+)=(.*)", re.DOTALL).fullmatch  # also -p:password=X, ++auth.token=X
+_BETWEEN = re.compile(r"([\s;&|'\"()]+)")  # the words of a script that is one argument: sh -c "…"
 _NAMES_NO_USER = ("abfs://", "abfss://", "wasb://", "wasbs://")  # container@account
 
 
@@ -67,8 +68,15 @@ def redact_args(args: Iterable[str]) -> list[str]:
             secret_next = False
             continue
         secret_next = bool(_FLAG(word)) and is_secret(word)
-        found.append(_redact_setting(word))
+        found.append(_redact_script(word) if _BETWEEN.search(word) else _redact_setting(word))
     return found
+
+
+def _redact_script(text: str) -> str:
+    """A command line inside an argument: its words as arguments, what stands between them as it is."""
+    parts = _BETWEEN.split(redact_text(text))
+    words = redact_args(parts[::2])
+    return "".join(word + between for word, between in zip(words, [*parts[1::2], ""], strict=True))
 
 
 def is_secret(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from kineto_traces import training
 from stoker.cli.diagnose import command
 from stoker.errors import BadInputError
 
@@ -20,6 +21,7 @@ KEYS = [
     "share",
     "gpu_seconds",
     "speedup_if_gone",
+    "at_most",
     "confidence",
     "evidence",
     "remedy",
@@ -88,3 +90,27 @@ def test_a_run_that_ended_at_once_is_not_the_same_as_a_whole_one(tmp_path: Path)
         refused = CliRunner().invoke(command, [*map(str, pair), "--json"]).exception
         assert isinstance(refused, BadInputError)
         assert "(b) has 1 step after its first 2: too few to compare" in refused.message
+
+
+def test_traces_of_a_jobs_ranks_are_one_job_and_json_has_what_its_cards_did(
+    tmp_path: Path,
+) -> None:
+    shape = {"world": 2, "steps": 6, "kernels": 50, "kernel_us": 4, "launch_us": 12}
+    ranks = [training(rank=rank, **shape).write(tmp_path / f"rank{rank}.json.gz") for rank in (0, 1)]
+    ran = CliRunner().invoke(command, [*map(str, ranks), "--json"])
+    told = json.loads(ran.stdout)
+    assert (ran.exit_code, told["findings"][0]["kind"]) == (1, "launch_bound")
+    assert [look["rank"] for look in told["looks"]] == [0, 1]
+    shown = CliRunner().invoke(command, [str(ranks[0])])
+    assert "what the GPU did" in shown.stdout
+    assert "at most" in shown.stdout
+
+
+def test_two_traces_of_one_rank_are_compared(tmp_path: Path) -> None:
+    slow, quick = (
+        training(steps=20, kernels=50, sync=True, data_us=wait).write(tmp_path / f"{wait}.json")
+        for wait in (9000, 1000)
+    )
+    ran = CliRunner().invoke(command, [str(slow), str(quick)])
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.startswith("B is quicker")

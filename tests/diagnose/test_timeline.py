@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.diagnose.ledger import ledger
+from stoker.diagnose.thresholds import THRESHOLDS
 from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.recording import KINDS, RankRecord, Samples, Spans, Steps
+from stoker.watch.runs.flat import read_flat
 
+RUNS = Path(__file__).parents[1] / "recordings" / "runs"
 Piece = tuple[str, float, float]
 
 
@@ -84,3 +90,21 @@ def test_bare_time_is_startup_then_unattributed_and_stalled_where_it_lasts() -> 
 
 def test_steps_that_go_on_without_any_span_are_no_stall() -> None:
     assert of([], wall_s=20, ends=[i / 2 for i in range(1, 41)]) == {"unattributed": 20}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RUNS.glob("*.jsonl")))
+def test_both_sides_of_the_ledger_of_every_recording_sum_to_its_wall_time(name: str) -> None:
+    recording = read_flat(RUNS / f"{name}.jsonl")
+    lines = tuple(timeline(rank, wall_s=recording.wall_s) for rank in recording.ranks)
+    for line in lines:
+        assert sum(line.seconds().values()) == pytest.approx(recording.wall_s)
+    told = ledger(recording, lines)
+    assert told is not None
+    assert told.busy + sum(told.idle.values()) == pytest.approx(1.0)
+    assert min(told.busy, *told.idle.values()) >= 0.0
+
+
+def test_the_page_shows_every_threshold() -> None:
+    page = (RUNS.parents[2] / "docs" / "concepts" / "diagnosis.md").read_text("utf-8")
+    for name, threshold in THRESHOLDS.items():
+        assert f"| `{name}` | {threshold.value:g} | {threshold.why} |" in page

@@ -18,9 +18,19 @@ PROGRAMS = Path(__file__).parent / "foreign"
 STEPS = {
     "own_loop": 120, "hand_sgd": 120, "timm_like": 120, "accelerated": 100, "lit": 100, "hf_trainer": 80,
     "gan": 150, "lbfgs": 60, "custom_optimizer": 60, "notebook": 120, "keras_like": 130, "ranks": 100,
+    "fastai_like": 120, "trl_like": 100,
 }  # fmt: skip
-OWN = ("own_loop", "hand_sgd", "gan", "lbfgs", "notebook", "keras_like")  # loops that make their own batches
+OWN = (
+    "own_loop",
+    "hand_sgd",
+    "gan",
+    "lbfgs",
+    "notebook",
+    "keras_like",
+    "trl_like",
+)  # loops that make their own batches
 LOADED = ("timm_like", "accelerated", "lit", "hf_trainer")
+OTHERS = ("custom_optimizer", "fastai_like")
 SPAWNED = "ranks"
 
 
@@ -83,20 +93,15 @@ def cases() -> list[Case]:
         "crash",
         "SIGTERM",
     )
-    found = [
-        Case(program=one, fault=fault) for one in (*OWN, *LOADED, "custom_optimizer") for fault in everywhere
-    ]
-    found.remove(Case(program="lit", fault="SIGTERM"))  # Lightning heeds it, and leaves with exit 0
+    found = [Case(program=one, fault=fault) for one in (*OWN, *LOADED, *OTHERS) for fault in everywhere]
     found += [Case(program=one, fault=fault) for one in OWN for fault in ("slow batch", "slow tokenising")]
     found += [Case(program=one, fault=fault) for one in LOADED[1:] for fault in ("slow dataset",)]
     found += [Case(program=one, fault=f"worker {name}") for one in LOADED for name in ("SIGKILL", "SIGBUS")]
     found += [
         Case(program=one, fault="heavy evaluation")
-        for one in ("own_loop", "hand_sgd", *LOADED[:1], *LOADED[2:])
+        for one in ("own_loop", "hand_sgd", "fastai_like", *LOADED[:1], *LOADED[2:])
     ]
-    found += [
-        Case(program=one, fault="slow optimizer") for one in ("custom_optimizer", "hand_sgd", "keras_like")
-    ]
+    found += [Case(program=one, fault="slow optimizer") for one in (*OTHERS, "hand_sgd", "keras_like")]
     found += [Case(program="own_loop", fault="clean-up"), Case(program="lit", fault="clean-up")]
     for how in ("spawn", "forkserver", "torchrun", "mpirun"):
         found += [

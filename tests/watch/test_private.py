@@ -24,7 +24,10 @@ for _ in range(4):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 key = sys.argv[2]
-raise RuntimeError(f"401 from https://me:{key}@host/x?token={key} with --api-key {key}")
+raise RuntimeError(
+    f"401 from https://me:{key}@host/x?token={key} with --api-key {key}, Authorization: Bearer {key}, "
+    f"AWS_SECRET_ACCESS_KEY={key}, {{'password': '{key}'}}"
+)
 """
 
 
@@ -33,8 +36,9 @@ def test_no_secret_of_a_command_or_an_exception_lies_in_a_run_that_only_its_owne
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = (sys.executable, program, "--api-key", SECRET)
-    run_stoker("watch", "--gpu", "none", "--out", "run", "--", *command)
+    plain = [sys.executable, program, "--api-key", SECRET, "-p:password=" + SECRET, "++auth.token=" + SECRET]
+    script = f"export HF_TOKEN={SECRET}; exec {' '.join(map(str, plain))}"
+    run_stoker("watch", "--gpu", "none", "--out", "run", "--", "sh", "-c", script)
     run = tmp_path / "run"
     found = [path for path in run.rglob("*") if path.is_file()]
     assert [path.name for path in found if SECRET.encode() in path.read_bytes()] == []

@@ -19,33 +19,35 @@ if TYPE_CHECKING:
     from stoker.recording import Recording
 
 _KEYS = (
-    "kind", "cause", "share", "gpu_seconds", "speedup_if_gone", "confidence", "evidence", "remedy", "missing",
+    "kind", "cause", "share", "gpu_seconds", "speedup_if_gone", "at_most", "confidence", "evidence", "remedy",
+    "missing",
 )  # fmt: skip
 
 
 @click.command()
-@click.argument("run", metavar="RUN", type=given_path(exists=True))
-@click.argument("other", metavar="[B]", type=given_path(exists=True), required=False)
+@click.argument("runs", metavar="RUN [B]", nargs=-1, required=True, type=given_path(exists=True))
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.pass_context
-def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) -> None:
+def command(ctx: click.Context, runs: tuple[Path, ...], as_json: bool) -> None:
     """Explain a run: why its GPUs wait, the price, what to change.
 
-    RUN is a folder written by `stoker watch`, or a flat recording (JSON lines). With a second one: what
-    changed from RUN to B.
+    RUN is a folder written by `stoker watch`, a flat recording (JSON lines), or a trace that torch's
+    profiler exported (trace.json, trace.json.gz; several, or a folder of them: one a rank). With a second
+    run, or a second trace of the same rank: what changed from RUN to B.
 
     Exit code 0: healthy, or B no slower; 1: something was found, or too little was seen; 2: a file that
     cannot be read.
     """
-    if other is not None:
-        ctx.exit(_compare(run, other, as_json=as_json))
     from stoker.diagnose.rules import diagnose
-    from stoker.watch.runs import read_recording
+    from stoker.watch.runs import read_job
 
-    recording = read_recording(run)
+    recordings = read_job(runs)
+    if len(recordings) == 2:
+        ctx.exit(_compare(*recordings, as_json=as_json))
+    recording = recordings[0]
     verdict = diagnose(recording)
     if as_json:
-        click.echo(json.dumps(plain(verdict), indent=1))
+        click.echo(json.dumps(plain(verdict) | _cards(recording), indent=1))
     else:
         show(recording, verdict)
     ctx.exit(0 if verdict.healthy else 1)
@@ -57,6 +59,14 @@ def plain(verdict: Verdict) -> dict[str, Any]:
         {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None} for one in verdict.findings
     ]
     return {"findings": findings, "abstained": [asdict(one) for one in verdict.abstained]}
+
+
+def _cards(recording: Recording) -> dict[str, Any]:
+    """What a profiler saw of the cards, rank by rank; nothing where none looked."""
+    from stoker.diagnose.activity import worked
+
+    looks = [(rank.rank, worked(look)) for rank in recording.ranks for look in rank.looks]
+    return {"looks": [{"rank": rank, **asdict(one)} for rank, one in looks]} if looks else {}
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -78,7 +88,7 @@ def show(recording: Recording, verdict: Verdict) -> None:
 def _who(recording: Recording) -> str:
     steps = max((len(rank.steps.end) for rank in recording.ranks), default=0)
     names = sorted({gpu.name for gpu in recording.gpus if gpu.name})
-    cards = f"{len(recording.gpus)} × {', '.join(names)}" if names else "no GPU readings"
+    cards = f"{len(recording.gpus)} × {', '.join(names) or 'GPU'}" if recording.gpus else "no GPU readings"
     ended = f", {recording.ended}" if recording.ended else ""
     return f"{counted(steps, 'step')}, {counted(len(recording.ranks), 'rank')}, {cards}{ended}"
 
@@ -86,11 +96,10 @@ def _who(recording: Recording) -> str:
 # --- two runs -------------------------------------------------------------------------------------
 
 
-def _compare(run: Path, other: Path, *, as_json: bool) -> int:
+def _compare(run: Recording, other: Recording, *, as_json: bool) -> int:
     from stoker.diagnose.compare import compare
-    from stoker.watch.runs import read_recording
 
-    found = compare(read_recording(run), read_recording(other))
+    found = compare(run, other)
     if as_json:
         click.echo(json.dumps({**asdict(found), "direction": found.direction}, indent=1))
     else:

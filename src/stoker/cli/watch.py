@@ -50,6 +50,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds of steps at each batch size; then the command is sent SIGTERM.",
 )
+@click.option(
+    "--look",
+    is_flag=False,
+    flag_value="once",
+    default=None,
+    metavar="[STEPS]",
+    help="A deep look: three steps under torch's profiler, once or every so many steps.",
+)
 @port_option(
     "--page", usual=PAGE_PORT, help="Serve the live page: to this machine, or on ADDRESS:PORT by token."
 )
@@ -66,6 +74,7 @@ def command(
     what_if: str | None,
     batch_flag: str | None,
     window: float,
+    look: str | None,
     page: str | None,
     metrics: str | None,
     price: float | None,
@@ -91,9 +100,15 @@ def command(
         )
     if what_if == "batch" and pid is not None:
         raise UsageError("--what-if batch starts a command several times", hint="give a command, not --pid")
+    if look is not None and look != "once" and not (look.isdigit() and int(look) >= 10):
+        raise UsageError(f"--look {look}", hint="give it alone, or a number of steps from 10 on")
+    if look is not None and pid is not None:
+        raise UsageError("--look needs hooks in the program", hint="give a command, not --pid")
     flag = find_flag(command, name=batch_flag) if what_if == "batch" else None
     folder = out or _new_folder(Path(name_of(command)).stem if command else f"pid-{pid}")
-    options = Options(folder=folder, hz=hz, gpu=gpu, what_if="data" if what_if == "data" else "")
+    options = Options(
+        folder=folder, hz=hz, gpu=gpu, what_if="data" if what_if == "data" else "", look=look or ""
+    )
     showing = Showing(page=page, metrics=metrics, price=price)
     if flag:
         context.exit(_what_if_batch(flag, options, showing, window_s=window))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.diagnose.activity import Worked, last_look
 from stoker.diagnose.card import Card, card
 from stoker.diagnose.host import Host, host
 from stoker.diagnose.judged import from_first_step
@@ -69,6 +70,7 @@ class Features:
     retries: int = 0  # of the allocator, all ranks together
     stacks: Stacks = field(default_factory=Stacks)  # of the rank with most steps
     ledger: Ledger | None = None  # of the cards; None where none was read
+    worked: Worked | None = None  # what a profiler saw the card do, in the last look at the busiest rank
 
     def fact(self, *names: str) -> float:
         """A number among the facts under any of its names, also inside the loader's; NaN if absent."""
@@ -102,6 +104,7 @@ def features(recording: Recording) -> Features:
         retries=sum(map(_retries, judged.ranks)),
         stacks=stacks,
         ledger=ledger(judged, lines),
+        worked=last_look(recording),
     )
 
 

@@ -144,7 +144,8 @@ def _gc(features: Features) -> list[Spent]:
     stacks = features.stacks
     share = stacks.gc_s / stacks.seconds if stacks.seconds > 0 else 0.0
     asked = next((one for one in outside(features) if one.what == "gc"), None)
-    lines = asked.lines if asked else ()
+    ran_in = sorted(filter(None, stacks.gc_lines), key=lambda line: -stacks.gc_lines[line])
+    lines = asked.lines if asked else tuple(ran_in)
     if stacks.gc_count < at("collections"):
         return []
     return [Spent(what="gc", share=min(share, 0.999), looks=stacks.gc_count, lines=lines)]

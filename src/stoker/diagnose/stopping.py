@@ -14,6 +14,8 @@ from stoker.formats.sizes import counted
 def collective_hang(features: Features) -> Finding | Abstention:
     """No step ends while the card spins, or ranks wait in a collective that others never joined."""
     kind = "collective_hang"
+    if features.facts.get("profiler"):
+        return Abstention(kind=kind, why="a profiler's trace ends when the profiler does, not the job")
     absent, waiting = _absent(features)
     found = [pause for pause in _long(features, at("spin_s")) if spins(pause) or (pause.last and waiting)]
     if not found and _lost_peer(features):
@@ -46,6 +48,8 @@ def collective_hang(features: Features) -> Finding | Abstention:
 def host_hang(features: Features) -> Finding | Abstention:
     """No step ends and the card is idle: the host stopped."""
     kind = "host_hang"
+    if features.facts.get("profiler"):
+        return Abstention(kind=kind, why="a profiler's trace ends when the profiler does, not the job")
     _, waiting = _absent(features)
     stops = [pause for pause in _long(features, at("hang_s") / 2) if _stopped(pause)]
     found = [

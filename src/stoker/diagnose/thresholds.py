@@ -79,6 +79,11 @@ THRESHOLDS = {
         35, "percent, NVML's: fp32 matrices 12, bf16 training 50, memory-bound models more"
     ),
     "hot": Threshold(0.7, "of the power limit: the card works hard, whatever it works on"),
+    "tensor_named": Threshold(
+        0.1,
+        "of the time in matrix kernels, by their names: in bf16 training most of it is on tensor cores",
+    ),
+    "matrices": Threshold(0.25, "of the kernels' time in fp32 matrices: less gives little when it is gone"),
     "tiny_of_util": Threshold(0.35, "SM activity over utilisation: tiny kernels 0.03, others 0.7-0.9"),
     "tiny_sm": Threshold(
         30, "SM activity while the loop computes: a launch-bound loop leaves most units empty"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from stoker.diagnose import remedies
+from stoker.diagnose.activity import Worked
 from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features
 from stoker.diagnose.thresholds import at
@@ -108,10 +109,23 @@ def precision(features: Features) -> Finding | Abstention:
             why = f"tensor cores {card.tensor:.0f}%, fp32 units {card.fp32:.0f}% active"
             return Abstention(kind=kind, why=why)
         return _precision(features, card, 0.95, ())
+    if features.worked is not None and known(features.worked.tensor):
+        return _by_kernels(features, card, features.worked)
     if _as_quick_as_fp32(features, card) and above(card.working_util, 95) and above(card.power, at("hot")):
         return _precision(features, card, 0.6, ("activity of fp32 units and tensor cores (GPM or DCGM)",))
     missing = () if known(features.loop.tflops) else ("activity of the tensor cores, or FLOPs",)
     return Abstention(kind=kind, why="nothing says that fp32 units do the work", missing=missing)
+
+
+def _by_kernels(features: Features, card: Card, seen: Worked) -> Finding | Abstention:
+    """A profiler named the kernels: whether matrices are multiplied on tensor cores is in their names."""
+    matrices = sum(one.share for one in seen.kernels if one.matrix and not one.tensor)
+    if seen.tensor >= at("tensor_named") or matrices < at("matrices"):
+        why = f"{percent(seen.tensor)} of the time in matrix kernels is on tensor cores"
+        return Abstention(kind="precision", why=why)
+    names = [one.name[:60] for one in seen.kernels if one.matrix and not one.tensor][:2]
+    told = f"{percent(matrices)} of the kernels' time in {', '.join(names)}"
+    return _precision(features, card, 0.85, (), share=matrices * seen.busy, told=told)
 
 
 def _as_quick_as_fp32(features: Features, card: Card) -> bool:
@@ -122,11 +136,21 @@ def _as_quick_as_fp32(features: Features, card: Card) -> bool:
     return at("fp32_low") <= of_fp32 <= at("fp32_high")
 
 
-def _precision(features: Features, card: Card, confidence: float, missing: tuple[str, ...]) -> Finding:
-    """tf32 is as many times quicker as its peak is higher; a training step gains half of that."""
+def _precision(
+    features: Features,
+    card: Card,
+    confidence: float,
+    missing: tuple[str, ...],
+    *,
+    share: float | None = None,
+    told: str = "",
+) -> Finding:
+    """tf32 is as many times quicker as its peak is higher; a training step gains half of that. `share` is of
+    the time in matrices where that is known, else all that computes."""
     computing = features.loop.working if features.loop.steps else card.util / 100
+    computing = computing if share is None else share
     gain = max(0.5 * card.peaks.tf32 / card.peaks.fp32, 1.5) if card.peaks else 2.0
-    said = [f"GPU utilisation {card.util:.0f}%"]
+    said = [f"GPU utilisation {card.util:.0f}%", *filter(None, [told])]
     if known(card.fp32):
         said.append(f"fp32 units {card.fp32:.0f}% active, tensor cores {card.tensor:.0f}%")
     if known(features.loop.tflops) and card.peaks:
@@ -137,6 +161,7 @@ def _precision(features: Features, card: Card, confidence: float, missing: tuple
         "precision",
         share=computing * (1 - 1 / gain),
         confidence=confidence,
+        at_most=True,
         summary="matrices are multiplied in fp32: the GPU is busy and its tensor cores are idle",
         evidence=tuple(said),
         remedy=remedies.PRECISION,
@@ -165,6 +190,7 @@ def launch_bound(features: Features) -> Finding | Abstention:
         confidence=0.92 if known(card.sm) else 0.6,
         # Nobody makes such a loop as quick as its arithmetic: graphs and fusion give three times at best.
         speedup=min(1 / (1 - share), 3.0),
+        at_most=True,
         summary="kernels are too small to fill the GPU: the loop waits for launches, not for arithmetic",
         evidence=(_activity(card), *_one_core(features)),
         remedy=remedies.LAUNCH_BOUND,
@@ -174,10 +200,14 @@ def launch_bound(features: Features) -> Finding | Abstention:
 
 def _cannot_launch_faster(features: Features, card: Card) -> bool:
     """The card is idle while the host launches, and the host hardly ever waits for the card."""
-    if not features.stacks.looks or features.ledger is None:
+    if not _seen_inside(features) or features.ledger is None:
         return False  # whether the host waits for the card is only known where it was watched from inside
     gaps = _computing(features) * (1 - card.working_util / 100)
     return gaps >= _notable(card) and features.loop.share["sync"] < gaps / 2
+
+
+def _seen_inside(features: Features) -> bool:
+    return bool(features.stacks.looks) or features.worked is not None
 
 
 def _launching(features: Features, card: Card) -> Finding:
@@ -192,11 +222,22 @@ def _launching(features: Features, card: Card) -> Finding:
         evidence=(
             _activity(card),
             f"{percent(features.loop.share['sync'])} of the time waiting for the GPU",
+            *_launch_runs(features),
             *_one_core(features),
         ),
         remedy=remedies.LAUNCH_BOUND,
+        at_most=True,
         missing=("how far fusing kernels goes: the price is the most it can give",),
     )
+
+
+def _launch_runs(features: Features) -> tuple[str, ...]:
+    """What a profiler saw of it."""
+    seen = features.worked
+    if seen is None or not seen.launch_runs:
+        return ()
+    share = percent(seen.launch_idle_s / seen.window_s)
+    return (f"{share} idle in {seen.launch_runs} stretches of kernels queued one by one, each too late",)
 
 
 def _notable(card: Card) -> float:
@@ -224,7 +265,7 @@ def host_sync(features: Features) -> Finding | Abstention:
     if unsure or full or isinstance(launch_bound(features), Finding):
         return Abstention(kind=kind, why=f"utilisation {card.working_util:.0f}% while the loop computes")
     synced = features.loop.share["sync"]
-    if features.stacks.looks:
+    if _seen_inside(features):
         # Without its waits a step takes what launching takes, or what the card does: the longer of the two.
         gaps = min(gaps, synced)
     waits = (f"{percent(synced)} of the time in .item(), .cpu() or synchronize()",) if synced else ()
@@ -233,6 +274,7 @@ def host_sync(features: Features) -> Finding | Abstention:
         kind,
         share=gaps,
         confidence=0.9 if synced > 0.05 else 0.65,
+        at_most=not _seen_inside(features),
         summary=f"the GPU idles {percent(gaps)} of the time between kernels: host and GPU wait in turns",
         evidence=(_activity(card), *waits),
         remedy=remedies.HOST_SYNC,

@@ -120,15 +120,26 @@ class _Card:
         }
 
     def _look(self, looks: dict[str, Callable[[], Any]]) -> Readings:
-        """Each reading by itself; one the card does not support is not asked for again."""
+        """Each reading by itself. One the card does not support is not asked for again; one that failed
+        this time (a reset, a timeout) leaves a gap."""
         found = {}
         for name, look in list(looks.items()):
-            value = self._tried(look)
-            if value is None:
-                del looks[name]
-            else:
-                found[name] = float(value)
+            try:
+                found[name] = float(look())
+            except self._nvml.NVMLError as error:
+                if getattr(error, "value", None) in self._lacking():
+                    del looks[name]
         return found
+
+    def _lacking(self) -> tuple[int, ...]:
+        """Answers that stay the same however often one asks."""
+        nvml = self._nvml
+        return (
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_NO_PERMISSION,
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            nvml.NVML_ERROR_INVALID_ARGUMENT,
+        )
 
     def _tried(self, look: Callable[[], Any]) -> Any:
         try:

@@ -42,6 +42,8 @@ def print_card(summary: Summary, console: Console) -> None:
         _heading(console, summary, finding)
     _states(console, summary)
     _listed(console, "why the GPU was idle", idle_lines(summary))
+    did = "what the GPU did" if summary.gpus else "what torch did on the host, in a deep look"
+    _listed(console, did, work_lines(summary))
     if finding is not None:
         _listed(console, "what to change", finding.remedy)
         _listed(console, "evidence", finding.evidence)
@@ -115,6 +117,41 @@ def idle_lines(summary: Summary) -> list[str]:
         f"{percent(told.busy)} busy, {percent(1 - told.busy)} idle",
         *(f"{percent(share)} {_MEANWHILE[state]}" for state, share in idle if share >= 0.005),
     ]
+
+
+_MOVES = {
+    "collective": "collectives",
+    "h2d": "copies to the GPU",
+    "d2h": "copies from it",
+    "copy": "copies on it",
+    "memset": "fills",
+}
+_NAME = 60  # characters of a kernel's name: the rest is template arguments
+
+
+def work_lines(summary: Summary) -> list[str]:
+    """Kernels, copies and collectives in the window that a profiler saw, longest first."""
+    seen = summary.worked
+    if seen is None:
+        return []
+    what = "kernels" if summary.gpus else "operators"
+    lines = [
+        f"{seen.kernel_count:,} {what} in {seconds(seen.window_s)}: {percent(seen.busy)} busy, "
+        f"{percent(seen.compute_s / seen.window_s if seen.window_s else 0.0)} computing"
+    ]
+    lines += [
+        f"{percent(one.share)} {one.name[:_NAME]} ({one.count:,} ×{', tensor cores' if one.tensor else ''})"
+        for one in seen.kernels[:5]
+    ]
+    lines += [
+        f"{_MOVES[one.kind]}: {seconds(one.seconds)}, {percent(one.overlap)} of it hidden behind kernels"
+        for one in seen.moved
+        if one.seconds > 0.005 * seen.window_s
+    ]
+    if seen.launch_idle_s > 0.01 * seen.window_s:
+        late = f"{seen.launch_runs} stretches that the host launched too slowly"
+        lines.append(f"idle {seconds(seen.launch_idle_s)} in {late}")
+    return lines
 
 
 def _state_lines(state_s: Sequence[float]) -> Iterator[Text]:

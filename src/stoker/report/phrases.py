@@ -29,7 +29,7 @@ def price_of(summary: Summary, finding: Finding) -> str:
         f"{percent(finding.share)} of the time",
         f"{seconds(finding.gpu_seconds)} of GPU time lost",
         money(dollars) if dollars is not None else "",
-        f"{times(finding.speedup_if_gone)} as fast without it",
+        f"{'at most ' if finding.at_most else ''}{times(finding.speedup_if_gone)} as fast without it",
         f"{percent(finding.confidence)} sure",
     ]
     return " · ".join(filter(None, parts))

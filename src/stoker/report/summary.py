@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stoker.diagnose.activity import Worked, last_look
 from stoker.diagnose.ledger import Ledger, ledger
 from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.findings import Finding
@@ -75,6 +76,7 @@ class Summary:
     findings: tuple[Finding, ...]  # worst first; the first is the verdict
     state_s: tuple[float, ...]  # seconds by state, mean over ranks: they sum to wall_s
     ledger: Ledger | None  # the cards' side: busy, and idle by what the host did; None where none was read
+    worked: Worked | None  # what a profiler saw the card do; None where none looked
     over_time: Shares
     steps: Pace
     mfu: float  # of the cards' dense bf16 peak, NaN where unknown
@@ -116,6 +118,7 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
         findings=tuple(findings),
         state_s=_mean_states(lines),
         ledger=ledger(recording, tuple(lines)),
+        worked=last_look(recording),
         over_time=Shares(edges=edges, share=_shares(lines, edges)),
         steps=steps,
         mfu=_mfu(recording, steps),

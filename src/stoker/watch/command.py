@@ -16,14 +16,15 @@ from stoker.errors import StokerError, UsageError
 from stoker.machine.cgroup import read_cgroup
 from stoker.machine.files import Files
 from stoker.redact import redact_args, redact_text
+from stoker.watch.claims import Claim, Turns
 from stoker.watch.ending import Ending, ending
 from stoker.watch.exits import Exit, Exits
 from stoker.watch.gauges.cards import open_cards
 from stoker.watch.inject import injected, not_attachable
+from stoker.watch.inside.look import VARIABLE as LOOK
 from stoker.watch.inside.whatif import VARIABLE as WHAT_IF
 from stoker.watch.runs.alive import own_mark
 from stoker.watch.runs.files import (
-    PRIVATE,
     VERSION,
     Clock,
     Events,
@@ -50,6 +51,7 @@ class Options:
     hz: float = 1.0
     gpu: str = "nvml"
     what_if: str = ""
+    look: str = ""  # deep looks: "once", or every so many steps
 
     def __post_init__(self) -> None:
         if not 0 < self.hz <= 100:
@@ -63,6 +65,7 @@ class Node:
         self.name = node_name()
         self._folder, self._clock = options.folder, Clock.here()
         self._path = options.folder / f"node-{self.name}-{os.getpid()}.json"
+        self.claim = Claim(options.folder / f".sampler-{self.name}")
         self._facts: dict[str, Any] = {
             "version": VERSION,
             "title": title,
@@ -74,16 +77,11 @@ class Node:
             "clock": self._clock.as_dict(),
             "hz": options.hz,
             **_limits("self", pid=0),
-            "samples": _claims_machine(options.folder, self.name),
+            "samples": self.claim.take(),
             "missing": [],
             "gpus": [],
             "launch": _place(),
         }
-
-    @property
-    def samples(self) -> bool:
-        """Does this watcher sample the machine? One of a machine does."""
-        return bool(self._facts["samples"])
 
     def begin(self) -> None:
         """The first time, that it cannot be written is the user's to know."""
@@ -105,10 +103,9 @@ class Node:
 
     def withdraw(self) -> None:
         """As if it had never begun: whoever comes next samples the machine."""
+        self.claim.release()
         with suppress(OSError):
             self._path.unlink()
-            if self.samples:
-                _claim(self._folder, self.name).unlink()
 
     def miss(self, *lines: str) -> None:
         """Say what cannot be seen."""
@@ -119,7 +116,9 @@ def watch(command: Sequence[str], options: Options, *, window: Window | None = N
     """Run the command to its end or the window's; gives its exit code, 128 + N where signal N killed it."""
     node = begin_run(options, argv=command, title=name_of(command))
     node.miss(not_attachable(command))
-    what_if = {WHAT_IF: options.what_if} if options.what_if else {}
+    asked = {WHAT_IF: options.what_if} if options.what_if else {}
+    if options.look:  # Kineto tells the terminal of every window unless it is told not to
+        asked |= {LOOK: options.look, "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
     kills, signals = _oom_kills(), list[tuple[float, int]]()
 
     def ours() -> list[int]:
@@ -127,7 +126,7 @@ def watch(command: Sequence[str], options: Options, *, window: Window | None = N
 
     try:
         with (
-            injected(command, options.folder, {**os.environ, **what_if}) as environ,
+            injected(command, options.folder, {**os.environ, **asked}) as environ,
             _signals() as came,
             sampling(options, node, ours),
             Exits(ours, lambda one: _note(one, options.folder, node.name)) as exits,
@@ -214,14 +213,17 @@ def _place() -> tuple[str, int]:
 
 @contextmanager
 def sampling(options: Options, node: Node, pids: Callable[[], list[int]]) -> Iterator[None]:
-    """Sample the machine while the block runs, unless another watcher of this machine does."""
-    if not node.samples:
+    """Sample the machine while the block runs, whenever no other watcher of this machine does."""
+    with Turns(node.claim, lambda: _sampler(options, node, pids)):
         yield
-        return
+
+
+def _sampler(options: Options, node: Node, pids: Callable[[], list[int]]) -> Sampler:
+    """The machine's sampler is ours: the first of its watchers, or the next when that has ended."""
     cards, facts, missing = open_cards(options.gpu)
-    node.tell(gpus=facts)
+    node.tell(gpus=facts, samples=True)
     node.miss(*missing)
-    with Sampler(
+    return Sampler(
         options.folder,
         node=node.name,
         hz=options.hz,
@@ -229,8 +231,7 @@ def sampling(options: Options, node: Node, pids: Callable[[], list[int]]) -> Ite
         pids=pids,
         on_missing=node.miss,
         on_trainer=node.limited_as,
-    ):
-        yield
+    )
 
 
 @contextmanager
@@ -288,19 +289,6 @@ def _in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-
-
-def _claims_machine(folder: Path, node: str) -> bool:
-    """The first watcher of a machine samples it; `srun stoker watch` may start several."""
-    try:
-        os.close(os.open(_claim(folder, node), os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _claim(folder: Path, node: str) -> Path:
-    return folder / f".sampler-{node}"
 
 
 def _limits(process: str, *, pid: int) -> dict[str, Any]:

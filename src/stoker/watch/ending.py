@@ -77,6 +77,7 @@ def ending(
     plain = f"exit {status}" if status >= 0 else f"killed by {signal_name(-status)}"
     told = _told_to_end(signals)
     if not status:
+        told = told or _heeded(folder)
         return Ending(line=plain, **_after_signal(told)) if told else Ending(line=plain)
     ranks = _ranks(folder)
     excepted = _excepted(folder, ranks, exits)
@@ -126,6 +127,20 @@ def _more(first: _Gone, plain: str) -> str:
 def _told_to_end(signals: Sequence[tuple[float, int]]) -> tuple[float, int] | None:
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     return next((one for one in signals if one[1] in ends), None)
+
+
+def _heeded(folder: Path) -> tuple[float, int] | None:
+    """A signal that every trainer's own handler took: they left with exit 0, but not because they were done.
+    One that only some got is how a program ends its helpers."""
+    keys = [path.stem.removeprefix("proc-") for path in folder.glob("proc-*.json")]
+    each = [_signalled(folder / f"events-{key}.jsonl") for key in keys]
+    came = [one for one in each if one is not None]
+    return min(came) if came and len(came) == len(each) else None
+
+
+def _signalled(path: Path) -> tuple[float, int] | None:
+    events = [one for one in read_events(path, shift_s=0.0) if one.what == "signal"]
+    return _told_to_end([(one.t, int(one.facts["number"])) for one in events])
 
 
 def _after_signal(told: tuple[float, int]) -> dict[str, Any]:

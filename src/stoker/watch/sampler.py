@@ -14,9 +14,11 @@ from stoker.watch.gauges.host import Host
 from stoker.watch.gauges.tasks import Tasks
 from stoker.watch.runs.files import Rows
 
+_LONGEST_S = 60.0  # between two tries of what fails again and again
+
 
 class Sampler:
-    """Samples until closed. What fails once is left out from then on and said through `on_missing`."""
+    """Samples until closed. What fails leaves a gap, is said once through `on_missing` and tried again."""
 
     def __init__(
         self,
@@ -52,16 +54,23 @@ class Sampler:
 
     def _run(self) -> None:
         looks = {"host": self._sample_host, "gpu": self._sample_cards}
+        failed: dict[
+            str, tuple[float, float]
+        ] = {}  # name → when it is tried again, and how long that was put off
         due = time.monotonic()
         while True:
             over = self._over.wait(max(0.0, due - time.monotonic()))
             due = max(due + self._period_s, time.monotonic())
-            for name, look in list(looks.items()):
+            for name, look in looks.items():
+                again_at, waited_s = failed.get(name, (0.0, self._period_s))
+                if time.monotonic() < again_at:
+                    continue
                 try:
                     look(time.monotonic())
                 except Exception as error:
-                    del looks[name]
-                    self._on_missing(f"{name} samples stopped: {error!r}")
+                    failed[name] = (time.monotonic() + waited_s, min(2 * waited_s, _LONGEST_S))
+                    if not again_at:
+                        self._on_missing(f"{name} samples have gaps: {error!r}")
             if over:
                 break
         self._release()

@@ -212,3 +212,48 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
         open_cards(str(tmp_path / "log"))
     with pytest.raises(UsageError, match="no such file"):
         open_cards("nowhere.log")
+
+
+def test_instances_of_one_card_do_not_overwrite_each_other() -> None:
+    labels = 'gpu="1",modelName="NVIDIA A100",GPU_I_PROFILE="{}",GPU_I_ID="{}"'
+    page = "\n".join(
+        [
+            'DCGM_FI_DEV_POWER_USAGE{gpu="1",modelName="NVIDIA A100"} 250',
+            f"DCGM_FI_DEV_FB_USED{{{labels.format('1g.10gb', 3)}}} 100",
+            f"DCGM_FI_DEV_FB_USED{{{labels.format('3g.40gb', 1)}}} 900",
+            f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{labels.format('1g.10gb', 3)}}} 0.5",
+        ]
+    )
+    cards = parse(page)
+    assert {index: card["name"] for index, card in cards.items()} == {
+        1: "NVIDIA A100",
+        2003: "NVIDIA A100 MIG 1g.10gb",
+        2001: "NVIDIA A100 MIG 3g.40gb",
+    }
+    assert [cards[index]["readings"].get("fb_used") for index in (1, 2003, 2001)] == [
+        None,
+        100 << 20,
+        900 << 20,
+    ]
+
+
+def test_an_error_of_one_moment_ends_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    pynvml = pytest.importorskip("pynvml")
+    from stoker.machine.samples import _Card
+
+    answers = {"util": pynvml.NVML_ERROR_TIMEOUT, "mem_mhz": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    card = _Card.__new__(_Card)
+    card._nvml = pynvml
+
+    def looking(name: str) -> Callable[[], float]:
+        def look() -> float:
+            if name in answers:
+                raise pynvml.NVMLError(answers[name])
+            return 7.0
+
+        return look
+
+    looks = {name: looking(name) for name in ("util", "mem_mhz", "temp_c")}
+    assert card._look(looks) == {"temp_c": 7.0}
+    answers.clear()
+    assert card._look(looks) == {"util": 7.0, "temp_c": 7.0}, "what the card lacks is not asked for again"

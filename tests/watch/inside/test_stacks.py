@@ -101,3 +101,22 @@ def test_an_exception_under_way_is_an_end_and_no_hang(tmp_path: Path) -> None:
 def test_stacks_that_were_cut_short_are_none(tmp_path: Path) -> None:
     (tmp_path / "stacks-a-1.json").write_text('{"seconds": 3, "rows": [["", "batch"')
     assert read_stacks(tmp_path / "stacks-a-1.json").seen == ()
+
+
+def test_a_collection_that_nobody_asked_for_is_told_by_the_line_it_ran_in(tmp_path: Path) -> None:
+    import gc
+
+    from stoker.watch.inside.stacks import Collecting
+
+    collecting = Collecting()
+    program = tmp_path / "program.py"
+    program.write_text("import gc\ndef fills():\n    gc.collect(1)\n")
+    space: dict[str, Any] = {}
+    exec(compile(program.read_text(), str(program), "exec"), space)
+    gc.callbacks.append(collecting)
+    try:
+        space["fills"]()
+    finally:
+        gc.callbacks.remove(collecting)
+    assert f"{program}:3 fills" in collecting.lines
+    assert collecting.lines[f"{program}:3 fills"] == pytest.approx(collecting.seconds)

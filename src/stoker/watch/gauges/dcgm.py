@@ -45,6 +45,7 @@ _FIELDS = {
 _COUNTED = ("energy_j", "power_violation_s", "thermal_violation_s")
 _LIMIT = "DCGM_FI_DEV_POWER_MGMT_LIMIT"
 _FREE = "DCGM_FI_DEV_FB_FREE"
+_INSTANCES = 1000
 
 
 class Dcgm:
@@ -107,9 +108,10 @@ def parse(page: str) -> dict[int, dict[str, Any]]:
         if value is None or not labels.get("gpu", "").isdigit():
             continue
         card = cards.setdefault(
-            int(labels["gpu"]), {"name": "", "power_limit_w": None, "free_bytes": 0.0, "readings": {}}
+            _index(labels), {"name": "", "power_limit_w": None, "free_bytes": 0.0, "readings": {}}
         )
-        card["name"] = labels.get("modelName", card["name"])
+        slice_of = f" MIG {labels['GPU_I_PROFILE']}" if labels.get("GPU_I_PROFILE") else ""
+        card["name"] = labels["modelName"] + slice_of if "modelName" in labels else card["name"]
         if field in _FIELDS:
             column, factor = _FIELDS[field]
             card["readings"][column] = value * factor
@@ -118,6 +120,12 @@ def parse(page: str) -> dict[int, dict[str, Any]]:
         elif field == _FREE:
             card["free_bytes"] = value * (1 << 20)
     return cards
+
+
+def _index(labels: dict[str, str]) -> int:
+    """The card's number; a MIG instance is a card of its own: instance 3 of card 1 is 2003."""
+    card, instance = int(labels["gpu"]), labels.get("GPU_I_ID", "")
+    return (card + 1) * _INSTANCES + int(instance) if instance.isdigit() else card
 
 
 def _number(text: str) -> float | None:

@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from stoker.redact import HIDDEN, is_secret
+from stoker.redact import HIDDEN, is_secret, redact_text
 from stoker.watch.inside.frames import top_user_frame
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def say_exception(probe: Probe, error: BaseException, *, workers: Any = ()) -> N
 
 def _quiet(text: str) -> str:
     """Without what options and settings of secret names are set to; URLs are seen to where it is written."""
-    return _SETTING.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if is_secret(one[1]) else one[0], text)
+    known = redact_text(text)  # first: `Authorization: Bearer X` must not lose the word and keep the key
+    return _SETTING.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if is_secret(one[1]) else one[0], known)
 
 
 def _of_text(text: str) -> dict[str, Any]:

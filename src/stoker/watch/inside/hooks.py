@@ -22,6 +22,7 @@ from stoker.watch.inside.collectives import hook_collectives, showing_exposed
 from stoker.watch.inside.device import hook_copies, hook_syncs
 from stoker.watch.inside.exceptions import say_exception
 from stoker.watch.inside.forward import Roots
+from stoker.watch.inside.look import Look
 from stoker.watch.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.watch.inside.probe import Probe
 from stoker.watch.inside.switch import Switch, ident, now, timed, unseen
@@ -234,13 +235,25 @@ def hook_exceptions(probe: Probe, roots: Roots, module: Any) -> None:
     probe.meta["torch"] = str(getattr(module, "__version__", ""))
 
 
+def hook_look(probe: Probe, roots: Roots, module: Any) -> None:
+    """Deep looks, where they were asked for: they begin and end with an optimizer's step."""
+    probe.look = Look.from_environ(probe)
+    if probe.look is not None:
+        module.register_optimizer_step_post_hook(probe.look.stepped)
+
+
+def hook_signals(probe: Probe, roots: Roots, module: Any) -> None:
+    """SIGTERM, where the program has a handler of its own for it."""
+    probe.told.hook()
+
+
 Install = Callable[[Probe, Roots, Any], None]
 HOOKS: dict[str, tuple[Install, ...]] = {
-    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions, hook_exit),
+    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals),
     "torch.autograd": (hook_backward,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),
-    "torch.optim.optimizer": (hook_optimizer,),
+    "torch.optim.optimizer": (hook_optimizer, hook_look),
     "torch.utils.data.dataloader": (hook_loader,),
     "safetensors.torch": (hook_safetensors,),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
 import time
 from collections import deque
@@ -24,7 +25,9 @@ from typing import Any
 from stoker import spans
 from stoker.spans import Recorder, Ring
 from stoker.watch.inside import process
+from stoker.watch.inside.look import Look
 from stoker.watch.inside.loop import Loop, Mark
+from stoker.watch.inside.signals import Told
 from stoker.watch.inside.stalls import Stalls
 from stoker.watch.inside.switch import Switch
 from stoker.watch.runs.files import Events, node_name, process_key, write_meta
@@ -43,6 +46,8 @@ class Probe:
             None  # what runs while an optimizer steps: its hooks leave no frame
         )
         self.loop = Loop(threading.get_ident(), now=time.monotonic())
+        self.told = Told()
+        self.look: Look | None = None  # deep looks, where they were asked for
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
@@ -60,6 +65,7 @@ class Probe:
         self.loop.reset(threading.get_ident(), now=time.monotonic())
         self.events = Events(self._folder / f"events-{process_key(node_name(), os.getpid())}.jsonl")
         self.begun = False
+        self.told.last, self._told_said = (0.0, 0), 0.0
 
     # --- marks ------------------------------------------------------------------------------------
 
@@ -86,6 +92,18 @@ class Probe:
                 self.loop.read([marks.popleft() for _ in range(len(marks))])
             except Exception as error:
                 self._give_up(error)
+
+    def write_looks(self) -> None:
+        """Of deep looks that have ended; what raises is the caller's."""
+        if self.look is not None and self.recorder is not None:
+            self.look.write(self._folder, self.meta["key"])
+
+    def say_signal(self) -> None:
+        """Of a signal that the program's own handler took; what raises is the caller's."""
+        at, number = self.told.last
+        if at and at != self._told_said and self.recorder is not None:
+            self._told_said = at
+            self.events.say("signal", signal.Signals(number).name, number=number, at=at)
 
     def _give_up(self, error: Exception) -> None:
         self.loop.reset(self.loop.thread, now=time.monotonic())  # what is read from now on goes nowhere
@@ -116,9 +134,14 @@ class Probe:
     def close(self) -> None:
         """At the end of the process; safe twice. Nothing that still runs may open its files again."""
         self.begun = True
+        if self.look is not None and threading.current_thread() is threading.main_thread():
+            with suppress(Exception):  # whatever the profiler makes of it, the program is over
+                self.look.close()
         if self.recorder is None:
             return
         with suppress(OSError):  # the run folder is gone or full
+            self.say_signal()
+            self.write_looks()
             self.events.say("leaving", "the program is over")
         if self._stalls is not None:
             self._stalls.stop()

@@ -80,7 +80,11 @@ class Stacks:
                 "seconds": self._seconds,
                 "rows": [[*key, *spent] for key, spent in rows],
                 "held": self._held.as_dict(),
-                "gc": {"seconds": self._collecting.seconds, "count": self._collecting.count},
+                "gc": {
+                    "seconds": self._collecting.seconds,
+                    "count": self._collecting.count,
+                    "lines": dict(self._collecting.lines),
+                },
             }
             write_meta(self._path, facts)
 
@@ -97,19 +101,33 @@ class Collecting:
 
     def __init__(self) -> None:
         self.seconds, self.count, self._began = 0.0, 0, 0.0
+        self.lines: dict[str, float] = {}  # the user's line that allocated → seconds
+        self._line = ""
 
     def forget(self) -> None:
         """What was collected before the first step is not the loop's."""
         self.seconds, self.count = 0.0, 0
+        self.lines.clear()
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         if info["generation"] == 0:
             return
         if phase == "start":
+            self._line = _allocating(sys._getframe(1))
             self._began = now()
         elif self._began:
-            self.seconds += now() - self._began
+            took = now() - self._began
+            self.seconds += took
             self.count += 1
+            if self._line in self.lines or len(self.lines) < _SHOWN:
+                self.lines[self._line] = self.lines.get(self._line, 0.0) + took
+
+
+def _allocating(frame: FrameType | None) -> str:
+    """The innermost line of the user's program: a collection runs inside whatever allocates."""
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""
 
 
 class _Held:

@@ -76,7 +76,7 @@ class Stalls:
             self._stacks.close()
 
     def _run(self) -> None:
-        looks = [self._stack, self._gap, self._leave, self._hang, self._allocator]
+        looks = [self._stack, self._signal, self._deep, self._gap, self._leave, self._hang, self._allocator]
         settled = time.monotonic() + FIRST_S
         lateness = Lateness()
         while not self._over:
@@ -101,6 +101,12 @@ class Stalls:
         frame = frame_of(loop.thread)
         if loop.number and frame is not None and spans_around(frame, optimizing=self._probe.optimizing):
             self._leaving.trains(places_of(frame), loop.thread)
+
+    def _signal(self, now: float) -> None:
+        self._probe.say_signal()
+
+    def _deep(self, now: float) -> None:
+        self._probe.write_looks()
 
     def _leave(self, now: float) -> None:
         """The loop has been silent: say so once if it was left, and why. If it steps again, it was not."""

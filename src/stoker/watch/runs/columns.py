@@ -172,6 +172,7 @@ def read_stacks(path: Path) -> Stacks:
             threads={str(line): int(count) for line, count in told["held"]["threads"].items()},
             gc_s=float(told["gc"]["seconds"]),
             gc_count=int(told["gc"]["count"]),
+            gc_lines={str(line): float(s) for line, s in told["gc"].get("lines", {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError):
         return Stacks()

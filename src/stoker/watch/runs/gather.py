@@ -24,6 +24,7 @@ from stoker.watch.runs.columns import (
     read_stacks,
 )  # fmt: skip
 from stoker.watch.runs.files import VERSION, Clock, read_meta
+from stoker.watch.runs.looks import read_looks, uncounted
 
 _NOBODY = (
     "no training process attached: only the machine was observed. Steps, waits and lines are seen of "
@@ -66,7 +67,12 @@ def gather(folder: Path) -> Recording:
         hosts=hosts,
         facts={
             "started": began,
-            **_facts(watchers, processes, shifts, [*_unrecorded(folder, metas), *_beside(processes)]),
+            **_facts(
+                watchers,
+                processes,
+                shifts,
+                [*_unrecorded(folder, metas), *_beside(processes), *_looked(processes)],
+            ),
         },
     )
     return _from_where_rings_begin(whole) if any(one.lost for one in processes) else whole
@@ -105,15 +111,18 @@ def _shifts(watchers: Sequence[Meta], metas: Sequence[Meta], began: float) -> Sh
 def _process(folder: Path, meta: Meta, shifts: Shifts) -> _Process:
     key, shift_s = meta["key"], shifts[meta["clock"]["boot"]]
     spans, steps = read_ring(folder / f"spans-{key}.ring"), read_ring(folder / f"steps-{key}.ring")
+    looks = read_looks(folder, key, shift_s=shift_s)
+    per_token = 6.0 * (meta.get("params") or np.nan)
     record = RankRecord(
         rank=meta["rank"],
         node=meta["node"],
         gpu=meta.get("gpu"),
         spans=as_spans(spans, thread=loop_thread(steps), shift_s=shift_s),
-        steps=as_steps(steps, spans, flops_per_token=6.0 * (meta.get("params") or np.nan), shift_s=shift_s),
+        steps=uncounted(as_steps(steps, spans, flops_per_token=per_token, shift_s=shift_s), looks),
         memory=read_rows(folder / f"memory-{key}.rows", shift_s=shift_s),
         events=read_events(folder / f"events-{key}.jsonl", shift_s=shift_s),
         stacks=read_stacks(folder / f"stacks-{key}.json"),
+        looks=looks,
     )
     return _Process(meta=meta, record=record, lost=spans.lost)
 
@@ -150,6 +159,12 @@ def _beside(processes: Iterable[_Process]) -> list[str]:
                 f"{left_out} more that trained as rank {rank} at the same time: watch each by itself"
             )
     return found
+
+
+def _looked(processes: Iterable[_Process]) -> list[str]:
+    """The profiler slows down what it looks at."""
+    looks = sum(len(one.record.looks) for one in processes)
+    return [f"the usual pace of steps in {looks} deep looks, which is not counted"] if looks else []
 
 
 def _in_turn(trained: Iterable[RankRecord]) -> list[RankRecord]:
@@ -197,11 +212,11 @@ def _machines(
 ) -> tuple[tuple[HostRecord, ...], tuple[GpuRecord, ...]]:
     """One host a node, whose samples one of its watchers took, and the cards that one saw."""
     hosts, gpus = [], []
-    for meta in watchers:
-        if meta.get("samples"):
-            shift_s = shifts[meta["clock"]["boot"]]
-            hosts.append(_host(folder, meta, shift_s))
-            gpus += [_gpu(folder, meta, card, shift_s) for card in meta.get("gpus", ())]
+    # A watcher that ended may have handed on to another: their samples are parts of the same files.
+    for meta in {meta["node"]: meta for meta in watchers if meta.get("samples")}.values():
+        shift_s = shifts[meta["clock"]["boot"]]
+        hosts.append(_host(folder, meta, shift_s))
+        gpus += [_gpu(folder, meta, card, shift_s) for card in meta.get("gpus", ())]
     return tuple(hosts), tuple(gpus)
 
 

@@ -65,8 +65,8 @@ def import_(store: Path | None, runs: tuple[Path, ...]) -> None:
     RUN is a folder of `stoker watch`, a folder of such folders, or a file of benchmarks/results. The same
     run again is the same entry.
     """
-    from stoker.history.runs import read_run
     from stoker.history.results import read_results
+    from stoker.history.runs import read_run
     from stoker.history.store import find_store, write_entries
 
     entries: list[Entry] = []
@@ -144,7 +144,8 @@ def check(
             unit = one.series.unit
             click.echo(
                 f"worse: {one.series.title}: {one.series.name} {said(one.change.before, unit)} → "
-                f"{said(one.change.after, unit)} ({one.change.ratio - 1:+.1%}, chance {one.change.chance:.1g})\n"
+                f"{said(one.change.after, unit)} ({one.change.ratio - 1:+.1%}, "
+                f"chance {one.change.chance:.1g})\n"
                 f"  since {day(one.first.at)}, commit {commit_of(one.first)}; last good "
                 f"{commit_of(one.last_good)}; {one.series.machine}"
             )
@@ -234,7 +235,7 @@ def goodput(store: Path | None, job: str | None, runs: Path | None, as_json: boo
                 type=click.Choice(["json", "tensorboard", "mlflow", "sqlite"]))  # fmt: skip
 @click.argument("out", type=_PATH)
 def export(store: Path | None, form: str, out: Path) -> None:
-    """Write the history as files that other programs read: into the folder OUT, json and sqlite into the file."""
+    """Write the history for other programs: into the folder OUT; json and sqlite into a file of that name."""
     from stoker.history.export.feed import write_feed
     from stoker.history.export.mlflow import write_mlflow
     from stoker.history.export.tensorboard import write_tensorboard
@@ -265,7 +266,7 @@ def _entries(store: Path | None) -> list[Entry]:
     if not place.is_dir():
         raise UsageError(
             f"there is no history at {place}",
-            hint="`stoker watch` records its runs; `stoker history import RUN…` brings in those that are there",
+            hint="`stoker watch` records its runs; `stoker history import RUN…` brings in others",
         )
     found = read_store(place)
     for line in found.damaged:
@@ -289,7 +290,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _attempts(store: Path | None, runs: Path | None) -> list[Attempt]:
-    """Of all run folders that can be read: those named, or those that the history knows and their siblings."""
+    """Of all run folders that can be read: those named, or those that the history knows."""
     from stoker.errors import StokerError
     from stoker.history.goodput.attempts import read_attempts
     from stoker.watch.runs import read_recording
@@ -327,14 +328,17 @@ def _series_facts(one: Series) -> dict[str, Any]:
         {"index": c.index, "before": c.before, "after": c.after, "chance": c.chance, "worse": one.is_worse(c)}
         for c in one.changes
     ]
-    return {"figure": one.name, "case": one.case, "machine": one.machine, "unit": one.unit, "better": one.better,
-            "median": middle, "low": low, "high": high, "points": points, "changes": changes}  # fmt: skip
+    return {
+        "figure": one.name, "case": one.case, "machine": one.machine, "unit": one.unit, "better": one.better,
+        "median": middle, "low": low, "high": high, "points": points, "changes": changes,
+    }  # fmt: skip
 
 
 def _bad_facts(bad: list[Regression]) -> list[dict[str, Any]]:
     return [
         {"figure": one.series.name, "case": one.series.case, "machine": one.series.machine,
          "before": one.change.before, "after": one.change.after, "chance": one.change.chance,
-         "first_bad": one.first.origin.commit, "last_good": one.last_good.origin.commit, "since": one.first.at}
+         "first_bad": one.first.origin.commit, "last_good": one.last_good.origin.commit,
+         "since": one.first.at}
         for one in bad
     ]  # fmt: skip

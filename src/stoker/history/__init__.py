@@ -1,4 +1,4 @@
-"""History: figures of watches, benchmarks and trials over time, in an embedded store; nothing leaves the machine.
+"""History: figures of watches, benchmarks and trials over time, in an embedded store.
 
     from stoker.history.figures import Figure
     from stoker.history.record import record

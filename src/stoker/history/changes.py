@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -29,6 +30,7 @@ RECENT = 10  # the newest runs: a check is about them, and half of the chance is
 _FEWEST = 2  # runs of a side
 _CLIP = 3.5  # deviations beyond which a value counts as so far away: of normal noise 1 in 2,000
 _MOST_ALIKE = 0.9  # autocorrelation above which a series is a drift, and no mean has an error
+_WINDOWED = 24  # runs from which on parts of a segment are looked at, too
 _DRAWS = 1999  # permutations: the surest they can be is 1 in 2,000, well below SURE
 
 
@@ -52,7 +54,7 @@ def find_changes(values: Sequence[float], *, sure: float = SURE) -> list[Change]
     series = np.asarray(values, np.float64)
     found = dict(_splits(series, 0, sure))
     edges = [0, *sorted(found), len(series)]
-    levels = [float(np.median(series[a:b])) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    levels = [float(np.median(series[a:b])) for a, b in pairwise(edges) if b > a]
     return [
         Change(index=index, before=before, after=after, chance=found[index])
         for index, before, after in zip(edges[1:-1], levels, levels[1:], strict=False)
@@ -62,6 +64,8 @@ def find_changes(values: Sequence[float], *, sure: float = SURE) -> list[Change]
 def _splits(series: Floats, offset: int, sure: float) -> list[tuple[int, float]]:
     """Where a segment is split, and the chance of each."""
     best = best_split(series)
+    if best is None or best[1] >= sure:
+        best = _in_windows(series)
     if best is None or best[1] >= sure:
         return []
     at, chance = best
@@ -83,8 +87,22 @@ def best_split(series: Floats) -> tuple[int, float] | None:
     return at, min(1.0, chance)
 
 
+def _in_windows(series: Floats) -> tuple[int, float] | None:
+    """The first and the last two thirds: a change and its repair hide each other in the whole, which then
+    looks like neighbours that resemble each other."""
+    size = len(series)
+    if size < _WINDOWED:
+        return None
+    found = [
+        (start + best[0], 3 * best[1])  # three looks at one series
+        for start, end in ((0, 2 * size // 3), (size // 3, size))
+        if (best := best_split(series[start:end]))
+    ]
+    return min(found, key=lambda one: one[1], default=None)
+
+
 def _parted(rows: Floats) -> Floats:
-    """How well each split parts a series, or each of many: the squared gap of means, weighed by the counts."""
+    """How well each split parts a series, or each of many: the squared gap of means, weighed by counts."""
     size = rows.shape[-1]
     counts = np.arange(_FEWEST, size - _FEWEST + 1)
     sums = np.cumsum(rows - rows.mean(axis=-1, keepdims=True), axis=-1)[..., counts - 1]
@@ -93,7 +111,7 @@ def _parted(rows: Floats) -> Floats:
 
 
 def _tried(size: int, at: int) -> int:
-    """How many splits a chance is shared among: half of it goes to the newest, which are what is asked for."""
+    """How many splits a chance is shared among: half of it goes to the newest, which a check is about."""
     splits = size - 2 * _FEWEST + 1
     if splits <= RECENT:
         return splits

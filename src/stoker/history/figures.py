@@ -21,8 +21,8 @@ class Figure:
     value: float
     unit: str = ""
     better: str = NEITHER
-    low: float = math.nan  # of the rounds that the value is the median of, where there were some
-    high: float = math.nan
+    low: float | None = None  # of the rounds that the value is the median of, where there were some
+    high: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not math.isfinite(self.value):

@@ -1,4 +1,4 @@
-"""Provenance: which machine, which cards, which code. Read once, at the end of a run, in a few milliseconds."""
+"""Provenance: which machine, which cards, which code. Read once, at the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history page: small multiples in the report's design, changes marked, run and commit behind each dot."""
+"""History page: small multiples in the report's design, changes marked, run and commit behind a dot."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _verdict(bad: Sequence[Regression]) -> Html:
     if not bad:
         return tag("div", tag("h2", "Nothing became worse lately"), class_="card good")
     lines = [
-        f"{one.series.title}: {one.series.name} {one.change.ratio - 1:+.1%} since {day(one.first.at)}, commit "
-        f"{commit_of(one.first)} (last good {commit_of(one.last_good)}); {one.series.machine}"
+        f"{one.series.title}: {one.series.name} {one.change.ratio - 1:+.1%} since {day(one.first.at)}, "
+        f"commit {commit_of(one.first)} (last good {commit_of(one.last_good)}); {one.series.machine}"
         for one in bad
     ]
     return tag(
@@ -78,7 +78,8 @@ def _figure(series: Series) -> Html:
         tag(
             "p",
             tag("b", said(middle, series.unit)),
-            f" ({said(low, series.unit)}–{said(high, series.unit)}), last 5 of {len(series.points)}; {better}",
+            f" ({said(low, series.unit)}–{said(high, series.unit)}), "
+            f"last 5 of {len(series.points)}; {better}",
             class_="spread",
         ),
         *(_change(series, number) for number in range(len(series.changes))),

@@ -37,7 +37,8 @@ def series_lines(series: Series, *, columns: int = _COLUMNS) -> list[str]:
         f"{series.title}: {series.name}{better}",
         f"  {series.machine}; {counted(len(series.points), 'run')}",
         *(f"  {line}" for line in _plot(series, columns)),
-        f"  median {said(middle, series.unit)} ({said(low, series.unit)}–{said(high, series.unit)}), {newest}",
+        f"  median {said(middle, series.unit)} ({said(low, series.unit)}–{said(high, series.unit)}), "
+        f"{newest}",
     ]
     for change in series.changes:
         entry = series.entries[change.index]

@@ -1,4 +1,4 @@
-"""Benchmark results as entries: files of `benchmarks/results`, whose runs are {at, commit, machine, report}."""
+"""Benchmark results as entries: files of `benchmarks/results`."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _figure(path: tuple[str, ...], value: Any, rounds: list[float]) -> Iterator[
             value=float(value),
             unit=unit,
             better=better,
-            low=min(rounds, default=math.nan),
-            high=max(rounds, default=math.nan),
+            low=min(rounds, default=None),
+            high=max(rounds, default=None),
         )
 
 

@@ -1,4 +1,4 @@
-"""A watched run as an entry: the figures that `diagnose` and the report show, and what restarts are known by."""
+"""A watched run as an entry: the figures that `diagnose` and the report show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series: one figure of one case on one kind of machine, over time; its changes, and which are regressions."""
+"""Series: one figure of one case on one kind of machine, over time; its changes and regressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: a folder of small SQLite files, each written whole by one writer and never changed; merged on read.
+"""The store: a folder of small SQLite files, each written whole by one writer and never changed.
 
     .stoker/history.db/          20261118T073015-1f0c2a9b44d1e0aa.db    one entry, or many that were compacted
 
@@ -232,8 +232,9 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     where = entry.origin
     return (
         entry.id, entry.kind, entry.title, entry.at, entry.told, where.machine, where.host,
-        json.dumps(where.gpus), where.commit, where.branch, int(where.dirty), json.dumps(dict(where.versions)),
-        json.dumps(entry.command), entry.run, json.dumps(dict(entry.facts)), _digest(entry),
+        json.dumps(where.gpus), where.commit, where.branch, int(where.dirty),
+        json.dumps(dict(where.versions)), json.dumps(entry.command),
+        entry.run, json.dumps(dict(entry.facts)), _digest(entry),
     )  # fmt: skip
 
 
@@ -281,15 +282,7 @@ def _entry(row: Sequence[Any], figures: tuple[Figure, ...]) -> Entry:
 
 def _figure(cells: Sequence[Any]) -> Figure:
     name, value, unit, better, low, high = cells
-    nan = float("nan")  # SQLite keeps it as null
-    return Figure(
-        name=name,
-        value=value,
-        unit=unit,
-        better=better,
-        low=nan if low is None else low,
-        high=nan if high is None else high,
-    )
+    return Figure(name=name, value=value, unit=unit, better=better, low=low, high=high)
 
 
 def _digest(entry: Entry) -> str:

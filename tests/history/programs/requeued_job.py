@@ -10,10 +10,11 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 PROCESS_BEGAN = time.time() - (
     time.clock_gettime(time.CLOCK_BOOTTIME)
-    - int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    - int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 )
 
 import torch  # noqa: E402

@@ -1,4 +1,4 @@
-"""A real job, killed five times with SIGKILL and started again by a script: its account against its own log."""
+"""A real job, killed five times with SIGKILL and started again: its account against its own log."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +14,7 @@ from stoker.storage import new_file
 
 def entry_facts(entry: Entry) -> dict[str, Any]:
     """One entry as JSON gives it: what is not known is null."""
-    facts = asdict(entry)
-    facts["figures"] = [
-        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in one.items()}
-        for one in facts["figures"]
-    ]
-    return facts
+    return asdict(entry)
 
 
 def write_feed(entries: Sequence[Entry], path: Path) -> None:

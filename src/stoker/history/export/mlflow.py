@@ -1,4 +1,4 @@
-"""MLflow's file store, written by hand: folders of small text files, as `mlflow ui --backend-store-uri` reads.
+"""MLflow's file store, written by hand: folders of small text files.
 
 An experiment for each title, a run for each entry: figures are metrics, machine and commit are tags.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -114,7 +115,7 @@ def _of_rank(
             restore_s=parts[number]["restore"],
             resumed=spell.resumed,
         )
-        for number, (before, spell) in enumerate(zip(spells, spells[1:], strict=False), start=1)
+        for number, (before, spell) in enumerate(pairwise(spells), start=1)
     ]
     steps = sum(spell.life.steps for spell in spells)
     return Account(wall_s=wall_s, seconds=total, restarts=tuple(restarts), steps=steps)

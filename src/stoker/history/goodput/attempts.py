@@ -179,7 +179,7 @@ def _gone(record: RankRecord, last: float, end: float) -> float:
 
 
 def same_job(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-    """Attempts that restart each other: of one job id, or one that shares a checkpoint folder with another."""
+    """Attempts that restart each other: of one job id, or with one checkpoint folder."""
     groups: list[list[Attempt]] = []
     for one in sorted(attempts, key=lambda one: one.began):
         joined = [group for group in groups if any(_alike(one, other) for other in group)]

@@ -120,8 +120,8 @@ def _plot(series: Series) -> Html:
             f"{said(value, series.unit)} · {day(entry.at)} · {commit_of(entry)} · {entry.run or entry.id}"
         )
         drawn.append(tag("circle", tag("title", behind), cx=x(index), cy=y(value), r=3))
-    for value in (min(values), max(values)):
-        drawn.append(tag("text", said(value, series.unit), x=_LEFT - 6, y=y(value) + 4, text_anchor="end"))
+    for value in {min(values), max(values)}:
+        drawn.append(tag("text", _label(value, series.unit), x=_LEFT - 6, y=y(value) + 4, text_anchor="end"))
     return tag(
         "svg",
         tag(
@@ -132,6 +132,11 @@ def _plot(series: Series) -> Html:
         viewBox=f"0 0 {_WIDE} {_HIGH}",
         role="img",
     )
+
+
+def _label(value: float, unit: str) -> str:
+    """Short enough to stand beside an axis: units of many letters are named below the plot."""
+    return said(value, unit) if unit in ("s", "ratio") else said(value, "")
 
 
 def _median(values: Sequence[float]) -> float:

@@ -48,6 +48,8 @@ def test_nothing_is_cut_off_and_nothing_is_asked_of_the_network(
     page.open(written.as_uri(), width=width, dark=dark)
     assert page.ask("document.documentElement.scrollWidth") <= width
     assert page.ask("document.querySelectorAll('.trend').length") == 6
+    cut = "[...document.querySelectorAll('.trend text')].filter((one) => one.getBBox().x < 0).length"
+    assert page.ask(cut) == 0
     assert page.ask("performance.getEntriesByType('resource').length") == 0
     assert page.complaints == []
     page.picture(written.with_name(f"history-{width}-{'dark' if dark else 'light'}.png"))

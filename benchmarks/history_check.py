@@ -40,7 +40,7 @@ import numpy as np
 from otava.analysis import compute_change_points
 for line in sys.stdin:
     try:
-        points, _ = compute_change_points(np.array(json.loads(line)))
+        points, _ = compute_change_points(json.loads(line))
         said = [(int(p.index), float(p.stats.mean_1), float(p.stats.mean_2)) for p in points]
     except Exception:
         said = None

@@ -93,7 +93,10 @@ def import_(store: Path | None, runs: tuple[Path, ...]) -> None:
 @click.option("--clean", is_flag=True, help="Only runs of committed code.")
 @json_option
 def show(store: Path | None, figure: str, html: Path | None, clean: bool, as_json: bool) -> None:
-    """Show FIGURE over time: a name, a part of one, or a pattern as steps*."""
+    """Show FIGURE over time, its changes marked.
+
+    FIGURE is a name, a part of one, or a pattern as steps*.
+    """
     from stoker.history.page import write_page
     from stoker.history.plot import series_lines
     from stoker.history.series import all_series, regressions
@@ -235,7 +238,10 @@ def goodput(store: Path | None, job: str | None, runs: Path | None, as_json: boo
                 type=click.Choice(["json", "tensorboard", "mlflow", "sqlite"]))  # fmt: skip
 @click.argument("out", type=_PATH)
 def export(store: Path | None, form: str, out: Path) -> None:
-    """Write the history for other programs: into the folder OUT; json and sqlite into a file of that name."""
+    """Write the history for other programs.
+
+    Into the folder OUT; json and sqlite into a file of that name.
+    """
     from stoker.history.export.feed import write_feed
     from stoker.history.export.mlflow import write_mlflow
     from stoker.history.export.tensorboard import write_tensorboard

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PATH_ORDER = [
-    "prepare", "stage", "load", "feed", "order", "checkpoint", "watch", "diagnose", "report", "history", "metrics",
+    "prepare", "stage", "load", "feed", "order", "checkpoint", "watch", "diagnose", "report", "metrics",
     "doctor", "bench", "tune", "history", "plan", "deploy",
 ]  # fmt: skip
 

@@ -23,8 +23,8 @@ class _Verbs(Group):
     """Imports a verb's module when the verb is used, so that --help stays quick."""
 
     _NAMES = (
-        "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "history", "metrics",
-        "doctor", "plan", "deploy",
+        "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor",
+        "history", "plan", "deploy",
     )  # fmt: skip
 
     def list_commands(self, ctx: click.Context) -> list[str]:

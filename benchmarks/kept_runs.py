@@ -34,6 +34,12 @@ def keep(path: Path, report: dict) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(f'{{"runs": [\n{lines}\n]}}\n')
     scratch.replace(path)
+    if os.environ.get("STOKER_HISTORY"):  # a nightly's: its figures are checked beside those of other nights
+        from stoker.history.results import read_results
+        from stoker.history.store import store_for, write_entries
+
+        if store := store_for():
+            write_entries(store, [one for one in read_results(path) if one.run and one.at >= _at(run)])
 
 
 def runs(name: str) -> list[dict]:
@@ -82,6 +88,10 @@ def _picked(pick: Callable[[dict], float], report: dict) -> float | None:
 
 def _read(path: Path) -> list[dict]:
     return list(json.loads(path.read_text())["runs"]) if path.exists() else []
+
+
+def _at(run: dict) -> float:
+    return datetime.fromisoformat(run["at"]).timestamp()
 
 
 @cache

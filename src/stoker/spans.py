@@ -31,6 +31,10 @@ _SIZE, _pack = RECORD.size, RECORD.pack_into
 SPANS = 1 << 19  # 21 MB: some 50,000 steps of ten spans
 NO_STEP = -1
 
+# What is said of checkpoints beside the loop's own time, for `stoker history goodput`: a load by whatever
+# means, one by a Checkpointer (its step is the one resumed from; NO_STEP: a fresh start), and its folder.
+RESTORE, RESTORED, FOLDER = "restore", "restored", "checkpoint folder "
+
 
 class Ring:
     """The last `capacity` spans of one process in a mapped file; any thread may write."""

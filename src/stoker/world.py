@@ -107,6 +107,25 @@ def loader_worker(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] |
     return (info.id, info.num_workers) if info else None
 
 
+def job_name(environ: Mapping[str, str] = os.environ) -> str:
+    """What the runs of one job share, however often it is requeued; empty where nothing tells.
+
+    $STOKER_JOB; Slurm's job, or task of an array, which keeps its number when it is requeued; torchrun's id;
+    a Kubernetes Job by its pods' name, NAME-INDEX-ABCDE or NAME-ABCDE."""
+    if environ.get("STOKER_JOB"):
+        return environ["STOKER_JOB"]
+    if environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"slurm {environ['SLURM_ARRAY_JOB_ID']}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    if environ.get("SLURM_JOB_ID"):
+        return f"slurm {environ['SLURM_JOB_ID']}"
+    if environ.get("TORCHELASTIC_RUN_ID", "none") != "none":
+        return f"torchrun {environ['TORCHELASTIC_RUN_ID']}"
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        pod = re.fullmatch(r"(.+?)(-\d+)?-[a-z0-9]{5}", environ.get("HOSTNAME", ""))
+        return f"kubernetes {pod[1]}" if pod else ""
+    return ""
+
+
 # A rank, and nothing beside it that says of how many: Lightning's, PMIx's, MVAPICH's.
 _RANKS_ALONE = ("LOCAL_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")
 

@@ -50,7 +50,7 @@ from stoker.checkpoint.snapshot.state import Objects
 from stoker.checkpoint.snapshot.tensors import Saved
 from stoker.errors import StokerError, UsageError
 from stoker.options import takes
-from stoker.spans import emit
+from stoker.spans import FOLDER, RESTORED, emit, is_recording
 from stoker.storage import absolute, is_local, local_path, open_store
 
 
@@ -81,12 +81,14 @@ class Checkpointer:
         self._interval, self._was_saving = Interval(options.every), False
         self._notice, self._leaves = Notice(options.save_on_signal), False
         self._turn = threading.RLock()
+        self._untold: tuple[float, float, int | None] | None = None  # a restore before anybody recorded
 
     # --- saving ---
 
     def step(self, step: int, /, **objects: Any) -> bool:
         """Call after every step: saves when a save is due. Whether one was begun."""
         step = whole_step(step)
+        self._tell_restored()
         self._interval.note(step, saving=self._was_saving)
         self._was_saving = self.is_saving
         self._loaders.note(objects.values())
@@ -249,8 +251,12 @@ class Checkpointer:
         names; None leaves one out), `mismatched` and `dtypes` say what may become of other shapes and dtypes,
         `strict=False` leaves alone what is missing on either side."""
         policy = Loading(strict=strict, rename=rename, mismatched=mismatched, dtypes=dtypes)
+        started = time.monotonic()
         with alone(self._turn):
-            return self._restore(policy, objects, name=name, source=source)
+            restored = self._restore(policy, objects, name=name, source=source)
+        self._untold = started, time.monotonic(), None if restored.fresh else restored.step
+        self._tell_restored()
+        return restored
 
     def _restore(self, policy: Loading, objects: Objects, *, name: str, source: str | Path) -> Restored:
         self._settle()
@@ -379,6 +385,13 @@ class Checkpointer:
             self._finish_pending()
         advice = self.advice() if self._outcomes.report.saves else None
         return int(rounds.told(lambda: str(self._interval.advised_steps(advice))))
+
+    def _tell_restored(self) -> None:
+        """To whoever watches: a recording begins with the first step, most often after the restore."""
+        if self._untold and is_recording():
+            (start, end, step), self._untold = self._untold, None
+            emit(RESTORED, start=start, end=end, step=step)
+            emit(f"{FOLDER}{self._tiers.root}", start=end, end=end)
 
     def _note_stall(self, started: float, step: int) -> None:
         ended = time.monotonic()

@@ -25,7 +25,7 @@ class _Verbs(Group):
 
     _NAMES = (
         "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor",
-        "bench", "plan", "deploy",
+        "bench", "history", "plan", "deploy",
     )  # fmt: skip
 
     def list_commands(self, ctx: click.Context) -> list[str]:

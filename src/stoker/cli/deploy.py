@@ -78,6 +78,7 @@ def command() -> None:
     \b
     stoker deploy k8s job.yaml --image IMAGE --data s3://bucket/corpus --out deploy/k8s -- train.py --lr 3e-4
     stoker deploy slurm job.yaml --data s3://bucket/corpus --out deploy/slurm -- train.py --lr 3e-4
+    stoker deploy nightly slurm --out deploy/nightly -- python train.py --steps 500
 
     Sizes come from the plan of the job; what does not add up is refused with its reason.
     """
@@ -128,6 +129,47 @@ def slurm(out: Path, **given: Any) -> None:
     deployment = _deployment(given)
     _say(write_files(out, slurm_files(deployment)))
     click.echo(f"cd {shlex.quote(str(out))} && sbatch train.sbatch")
+
+
+@command.command()
+@click.argument("place", type=click.Choice(["slurm", "k8s", "github"]))
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--name", default="nightly", show_default=True, help="What its runs are called in the history.")
+@click.option("--at", default="02:30", show_default=True, help="Time of day, as the cluster's clock has it.")
+@click.option(
+    "--shared",
+    default="/shared/nightly",
+    show_default=True,
+    help="Folder for runs and the history: it stays.",
+)
+@click.option("--folder", default=".", show_default=True, help="Where the command is run.")
+@click.option("--also", multiple=True, metavar="COMMAND", help="A further command after the job; repeatable.")
+@click.option("--gpus", type=click.IntRange(min=0), default=1, show_default=True, help="GPUs of the job.")
+@click.option("--time", "time_limit", default="01:00:00", show_default=True, help="Time limit.")
+@click.option("--partition", default="", help="Slurm partition.  [default: the cluster's]")
+@click.option("--image", default="", help="Container image, for k8s.")
+@click.option("--namespace", default="default", show_default=True, help="Kubernetes namespace.")
+@click.option("--claim", default="shared", show_default=True, help="Claim of the volume mounted at --shared.")
+def nightly(place: str, out: Path, **given: Any) -> None:
+    """A fixed job every night, and a check of its figures.
+
+    Writes the scrontab lines, the CronJob or the workflow that runs COMMAND under `stoker watch` and then
+    `stoker history check --fail`.
+    """
+    from stoker.deploy.nightly import Nightly, github_nightly, kubernetes_nightly, slurm_nightly
+    from stoker.deploy.write import write_files
+
+    made = {"slurm": slurm_nightly, "k8s": kubernetes_nightly, "github": github_nightly}[place]
+    one = Nightly(**given)
+    _say(write_files(out, made(one)))
+    copied = shlex.join(["cp", str(out / "nightly.sh"), one.shared])
+    then = {
+        "slurm": f"{copied}  # and the lines of {out / 'scrontab'} into scrontab -e",
+        "k8s": shlex.join(["kubectl", "apply", "-f", str(out / "nightly.yaml")]),
+        "github": f"cp -r {shlex.quote(str(out))}/.github REPOSITORY",
+    }
+    click.echo(then[place])
 
 
 def _deployment(given: dict[str, Any]) -> Deployment:

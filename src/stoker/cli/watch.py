@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 )
 @port_option("--metrics", usual=METRICS_PORT, help="Serve metrics for Prometheus in the same way.")
 @price_option
+@click.option("--name", default="", help="What the run is called in the history.  [default: its command]")
+@click.option("--no-history", is_flag=True, help="Do not record the run's figures for `stoker history`.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
@@ -78,6 +80,8 @@ def command(
     page: str | None,
     metrics: str | None,
     price: float | None,
+    name: str,
+    no_history: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND and record what its GPUs wait for.
@@ -123,7 +127,22 @@ def command(
         verdict(folder, showing)
         if what_if == "data":
             _say_ceiling(folder)
+        elif not no_history:
+            _record(folder, name)
     context.exit(code)
+
+
+def _record(folder: Path, name: str) -> None:
+    """Into the history; that this failed is said, and is nobody's exit code."""
+    from stoker.history.record import record_run
+
+    try:
+        store = record_run(folder, title=name)
+    except Exception as error:
+        click.echo(f"stoker: not recorded in the history: {type(error).__name__}: {error}", err=True)
+        return
+    if store:
+        click.echo(f"history {store}", err=True)
 
 
 def _what_if_batch(flag: BatchFlag, options: Options, showing: Showing, *, window_s: float) -> int:

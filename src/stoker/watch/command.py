@@ -35,7 +35,7 @@ from stoker.watch.runs.files import (
 )
 from stoker.watch.sampler import Sampler, trainers
 from stoker.watch.window import Window
-from stoker.world import World
+from stoker.world import World, job_name
 
 _PASSED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -81,6 +81,7 @@ class Node:
             "missing": [],
             "gpus": [],
             "launch": _place(),
+            "job": job_name(),
         }
 
     def begin(self) -> None:

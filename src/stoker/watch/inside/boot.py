@@ -19,6 +19,7 @@ WANTED = frozenset(
     {
         "torch",
         "torch.autograd",
+        "torch.distributed.checkpoint.state_dict_loader",
         "torch.distributed.checkpoint.state_dict_saver",
         "torch.distributed.distributed_c10d",
         "torch.optim.optimizer",

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from stoker.spans import RESTORE
 from stoker.watch.inside.batches import batch_bytes, loader_facts, text_part
 from stoker.watch.inside.boot import VARIABLE
 from stoker.watch.inside.collectives import hook_collectives, showing_exposed
@@ -210,6 +211,18 @@ def _saving(probe: Probe, original: Any) -> Any:
     return timed(probe, "checkpoint", original, begins=False)
 
 
+def hook_loads(probe: Probe, roots: Roots, module: Any) -> None:
+    """`torch.load`: before the first step it brings a checkpoint back (`stoker history goodput`)."""
+    module.load = timed(probe, RESTORE, module.load, begins=False)
+    module.serialization.load = module.load
+
+
+def hook_sharded_loads(probe: Probe, roots: Roots, module: Any) -> None:
+    for name in ("load", "load_state_dict"):
+        if hasattr(module, name):
+            setattr(module, name, timed(probe, RESTORE, getattr(module, name), begins=False))
+
+
 def hook_exit(probe: Probe, roots: Roots, module: Any) -> None:
     """`os._exit`, with which forked children end: what they marked last is read before."""
     original = os._exit
@@ -249,8 +262,9 @@ def hook_signals(probe: Probe, roots: Roots, module: Any) -> None:
 
 Install = Callable[[Probe, Roots, Any], None]
 HOOKS: dict[str, tuple[Install, ...]] = {
-    "torch": (hook_saves, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals),
+    "torch": (hook_saves, hook_loads, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals),
     "torch.autograd": (hook_backward,),
+    "torch.distributed.checkpoint.state_dict_loader": (hook_sharded_loads,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),
     "torch.optim.optimizer": (hook_optimizer, hook_look),

@@ -34,13 +34,7 @@ from stoker.checkpoint.notes import Standing, standing_of_save
 from stoker.checkpoint.options import CheckpointOptions, CheckpointReport, as_metric, telling
 from stoker.checkpoint.outcomes import Outcomes
 from stoker.checkpoint.planning import Planning
-from stoker.checkpoint.restore import (
-    Restored,
-    load_state,
-    restore_newest,
-    warn_of_rounded,
-    warn_of_skipped,
-)
+from stoker.checkpoint.restore import Restored, load_state, restore_newest, warn_of_rounded, warn_of_skipped
 from stoker.checkpoint.saved.layout import Marks
 from stoker.checkpoint.saved.reader import Checkpoint
 from stoker.checkpoint.saved.tiers import Tiers

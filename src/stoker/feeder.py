@@ -87,13 +87,16 @@ class Feeder:
             self._prefetch()  # of another share than was thought, or another epoch
         self._began = True
         if self._copier is None:
-            yield from self.loader
+            for batch in self.loader:
+                self._go()
+                yield batch
             return
         if self._state and self.loader.options.shuffle != "off":  # left early: copies had run ahead
             self.loader.load_state_dict(self._state)
         # the position is that of the batch handed out, not of the latest copied
         for batch, state in self._copier.copied(iter(self.loader), given=self.loader.state_dict):
             self._state = state
+            self._go()
             yield batch
         self._state = None
 
@@ -151,6 +154,11 @@ class Feeder:
         if self._staged:
             self._staged.prefetch(self.loader)
 
+    def _go(self) -> None:
+        """A batch is there: what is not waited for may come now."""
+        if self._staged:
+            self._staged.go()
+
     def __enter__(self) -> Feeder:
         return self
 
@@ -190,6 +198,7 @@ class _Staged:
     def __init__(self, sources: Sequence[Source], cache: Cache, *, owned: bool) -> None:
         self.sources, self._cache, self._owned = list(sources), cache, owned
         self._near: dict[int, Near] = {}
+        self._went = False
 
     def bring(self, number: int) -> None:
         self.sources[number] = self._near[number] = self._cache.at(str(self.sources[number]))
@@ -197,6 +206,11 @@ class _Staged:
     def prefetch(self, loader: Loader) -> None:
         for number, near in self._near.items():
             near.prefetch(loader.files_in_order(number))
+
+    def go(self) -> None:
+        if not self._went:
+            self._went = True
+            self._cache.through.go()
 
     def close(self) -> None:
         if self._owned:

@@ -27,7 +27,7 @@ from stoker.errors import StorageError, UsageError
 from stoker.storage import named_errors
 
 BOOKS = ".stoker"
-NAMES = ("units", "parts", "leases", "pins")  # of the folders in there
+NAMES = ("units", "parts", "leases", "pins", "wants")  # of the folders in there
 _PRIVATE, _SHARED = 0o700, 0o3770  # of the cache's own folder; 3: setgid and sticky
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # without O_NONBLOCK a FIFO in the place of a file would be waited for

@@ -63,6 +63,7 @@ def mosaic(cache: Path, workers: int) -> Callable[[], Iterator[Any]]:
 
     _let_mosaic_import()
     from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
     def collate(samples: list[Any]) -> Any:
@@ -71,6 +72,7 @@ def mosaic(cache: Path, workers: int) -> Callable[[], Iterator[Any]]:
         wide = torch.from_numpy(np.stack([sample["tokens"] for sample in samples]).astype(np.int64))
         return wide[:, :-1], wide[:, 1:]
 
+    clean_stale_shared_memory()  # of the turn before, which ended at once
     dataset = StreamingDataset(
         remote="s3://bucket/mosaic", local=str(cache / "mosaic"), shuffle=True, batch_size=BATCH
     )
@@ -244,7 +246,7 @@ def main() -> None:
     if options.make:
         make(options.make, Path(options.folder))
         return
-    from s3_server import serve
+    import s3_server
 
     from kept_runs import keep
 
@@ -253,7 +255,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="feed-remote-") as scratch:
         folder = Path(scratch)
         limit = f"limit_rate {options.rate};"
-        with serve(folder / "s3", rclone=rclone, nginx=nginx, settings=limit) as s3:
+        # boto3 asks with HEAD for the ETag and insists on it: one server must answer both
+        s3_server.NGINX = s3_server.NGINX.replace('"^GET (', '"^(GET|HEAD) (')
+        with s3_server.serve(folder / "s3", rclone=rclone, nginx=nginx, settings=limit) as s3:
             bucket = s3.root / "bucket"
             make_tokens(bucket, options.megabytes << 19)
             environ = {**s3.environ(), "S3_ENDPOINT_URL": s3.endpoint}

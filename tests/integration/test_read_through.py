@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +21,7 @@ from s3_server import serve
 from web_server import WebServer
 
 import stoker
-from stoker.errors import BadShardError
+from stoker.errors import BadShardError, StorageError
 from stoker.formats import megatron
 from stoker.formats.checksums import hash_file
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
@@ -29,18 +33,20 @@ from stoker.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from stoker.stage.near import Near
+
 pytestmark = pytest.mark.integration
 
 LOCAL = {"NO_PROXY": "127.0.0.1"}
 SEQ_LEN = 1024
 
 
-def write_tokens(folder: Path, *, shards: int, tokens: int) -> Path:
-    """A dataset of tokens that tell where they come from."""
+def write_tokens(folder: Path, *, shards: int, tokens: int, first: int = 0) -> Path:
+    """A dataset of random tokens; `first` gives others."""
     folder.mkdir(parents=True)
     records, blocks = [], []
     for number in range(shards):
-        ids = np.random.default_rng(number).integers(0, 60_000, tokens, dtype=np.uint16)
+        ids = np.random.default_rng(first + number).integers(0, 60_000, tokens, dtype=np.uint16)
         index = megatron.index_bytes(np.array([tokens], np.int64), dtype=ids.dtype)
         files = []
         for name, data in ((f"s{number}.bin", ids.tobytes()), (f"s{number}.idx", index)):
@@ -152,8 +158,8 @@ def test_ranks_share_every_byte_while_files_land(
     assert left_over(tmp_path / "c") == []
 
 
-def left_over(cache: Path) -> list[str]:
-    names = ("parts", "leases", "pins", "wants")
+def left_over(cache: Path, *names: str) -> list[str]:
+    names = names or ("parts", "leases", "pins", "wants")
     return [str(path) for name in names for path in (cache / ".stoker" / name).rglob("*")]
 
 
@@ -239,6 +245,63 @@ def test_a_reader_that_is_closed_leaves_its_pieces_to_the_next(
         assert cache.at(f"{web.url}/epoch").local_path("s2.bin").stat().st_size
         fetched = web.served_bytes("/epoch/s2.bin") - before
         assert fetched == (corpus / "s2.bin").stat().st_size - SLICE_BYTES
+
+
+def test_readers_of_three_processes_that_come_and_go_fetch_every_byte_once(
+    web: WebServer, corpus: Path, tmp_path: Path
+) -> None:
+    """Random stretches of files by twelve threads over three caches, one of which is closed on the way."""
+    whole = {path.name: path.read_bytes() for path in corpus.glob("*.bin")}
+    before = web.served_bytes("/epoch/s")
+
+    def read(near: Near, seed: int) -> None:
+        luck = random.Random(seed)
+        for _ in range(40):
+            name, size = luck.choice(sorted(whole)), luck.randrange(1, 3 << 20)
+            start = luck.randrange(len(whole[name]) - size)
+            assert read_within(near, name, start, start + size) == whole[name][start : start + size]
+
+    with ExitStack() as stack:
+        caches = [stack.enter_context(stoker.Cache(tmp_path / "c")) for _ in range(3)]
+        nears = [cache.at(f"{web.url}/epoch") for cache in caches]
+        threads = stack.enter_context(ThreadPoolExecutor(12))
+        readers = [threads.submit(read, nears[n % 3], n) for n in range(12)]
+        with suppress(StorageError):  # the cache was closed while it was used
+            readers[0].result()
+        caches[0].close()
+        for reader in readers:
+            with suppress(StorageError) if readers.index(reader) % 3 == 0 else nullcontext():
+                reader.result()
+        for name in whole:
+            assert nears[1].local_path(name).read_bytes() == whole[name]
+        assert left_over(tmp_path / "c", "wants") == []
+    served = web.served_bytes("/epoch/s") - before
+    # what was on its way to the cache that was closed comes once more
+    assert total_bytes(corpus) - (1 << 20) <= served <= total_bytes(corpus) + 24 * SLICE_BYTES
+
+
+def read_within(near: Near, name: str, start: int, stop: int) -> bytes:
+    while True:
+        path, _ = near.within(name, start, stop)
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            return os.pread(file.fileno(), stop - start, start)
+
+
+def test_a_version_that_is_read_while_it_lands_is_not_disturbed_by_the_next(
+    web: WebServer, tmp_path: Path
+) -> None:
+    folder = write_tokens(web.root / "replaced", shards=2, tokens=8 << 20)
+    url, old = f"{web.url}/replaced", (folder / "s0.bin").read_bytes()
+    with two_caches(tmp_path / "c") as (mine, others):
+        near = mine.at(url)
+        path, _ = near.within("s0.bin", 0, 1000)
+        shutil.rmtree(folder)
+        write_tokens(folder, shards=2, tokens=8 << 20, first=7)
+        new = others.at(url)
+        assert new.local_path("s0.bin").read_bytes() == (folder / "s0.bin").read_bytes() != old
+        assert new.folder != near.folder
+        with path.open("rb") as file:
+            assert file.read(1000) == old[:1000]
 
 
 def test_wrong_bytes_reach_no_batch(web: WebServer, corpus: Path, tmp_path: Path) -> None:

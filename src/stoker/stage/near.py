@@ -33,6 +33,7 @@ class Near:
         self.cache, self.collection, self.units, self.folder = cache, collection, units, folder
         self._unit_of = {file.name: unit for unit in units for file in unit.files}
         self._held: dict[str, Path] = {}
+        self._pinned: set[str] = set()  # units that were read before they were whole
         self._by_key = {unit.key: unit for unit in units}
         self.foresight = Foresight()
         self.predicted_bytes = 0  # that will be fetched in this epoch, where not all fits the budget
@@ -82,10 +83,18 @@ class Near:
         if not unit.blocks:
             return self.local_path(name), True
         number = [file.name for file in unit.files].index(name)
+        self._pin(unit.key)
         first = first_slices(unit)[number]
         slices = range(first + start // SLICE_BYTES, first - -stop // SLICE_BYTES)
         path = self.cache.reach(unit, number, slices)
         return (path, False) if path else (self.local_path(name), True)
+
+    def _pin(self, key: str) -> None:
+        """Until all is closed: another version of it has to go elsewhere."""
+        with self._lock:
+            if key not in self._pinned:
+                self.cache.pins.add(key)
+                self._pinned.add(key)
 
     @property
     def _reads_through(self) -> bool:
@@ -200,6 +209,9 @@ class Near:
         self.cache.through.forget(self)
         for name in list(self._held):
             self.release(name)
+        for key in self._pinned:
+            self.cache.pins.drop(key)
+        self._pinned.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._is_read_here = False  # but where this goes: there it is seen how far the reader is

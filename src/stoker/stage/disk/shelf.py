@@ -26,7 +26,7 @@ from stoker.errors import StorageError
 from stoker.stage.disk.grounds import Grounds, read_book, remove_tree
 from stoker.stage.disk.records import MOST_BYTES, read_record
 from stoker.stage.landing.digest import is_sound
-from stoker.stage.landing.maps import entries, reserved_bytes
+from stoker.stage.landing.maps import entries, reserved_bytes, unit_on_its_way
 from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit, content_of
 
@@ -109,11 +109,14 @@ class Shelf:
         return self._sound.get(path) == seen
 
     def other_versions(self, files: Sequence[RemoteFile], folder: str) -> list[str]:
-        """The keys of units in this folder that hold one of these files with other content."""
+        """The keys of units in this folder that hold one of these files with other content, or will."""
         wanted = {file.name: content_of(file) for file in files}
+        coming = (
+            unit_on_its_way(part, part.name.rpartition(_OWNED_BY)[0]) for part in entries(self._made("parts"))
+        )
         return [
             unit.key
-            for unit in self.units()
+            for unit in (*self.units(), *filter(None, coming))
             if unit.folder == folder
             and any(wanted.get(file.name, content_of(file)) != content_of(file) for file in unit.files)
         ]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import xxhash
 
-from stoker.stage.disk.records import MOST_BYTES, record_bytes, total_bytes
+from stoker.errors import StorageError
+from stoker.stage.disk.records import MOST_BYTES, read_record, record_bytes, total_bytes
 from stoker.stage.landing.digest import BlockDigests
 from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit
@@ -48,6 +49,15 @@ def reserved_bytes(folder: Path) -> tuple[int, int]:
         with suppress(OSError):
             taken += path.lstat().st_blocks * 512
     return total, max(0, total - taken)
+
+
+def unit_on_its_way(folder: Path, key: str) -> Unit | None:
+    """What a part says that it is going to be, if that could be ours."""
+    try:
+        with opened(f"{folder}/map") as handle:
+            return read_record(key, os.pread(handle, MOST_BYTES, 0).partition(b"\n")[0])
+    except (OSError, ValueError, RecursionError, StorageError):
+        return None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ bytes a second for each connection, and rclone for the rest of S3. Every turn is
 empty cache: one ends at its first batch, another reads the epoch and some of the next; seconds are counted
 after imports. Bytes are those that nginx logged as sent. Turns are interleaved, medians and all turns are
 written. Peers have their defaults, but for workers (0 and 2); whoever fails is written down with its error.
-stoker verifies every block, the peers nothing. Peers want versions of transformers and numpy that others here
+stoker verifies every block, the peers nothing; litdata writes tokens as int32, and shares are of its own bytes. Peers want versions of transformers and numpy that others here
 do not: give them a Python of their own (`python -m venv V; V/bin/pip install mosaicml-streaming litdata`).
 Command: python benchmarks/feed_remote.py [--megabytes 1024] [--turns 3] [--rate 10m] [--peers V/bin/python]
     [--only stoker,mosaic] [--dry]    (--dry: nothing is kept)
@@ -82,8 +82,9 @@ def mosaic(cache: Path, workers: int) -> Callable[[], Iterator[Any]]:
 
 def litdata(cache: Path, workers: int) -> Callable[[], Iterator[Any]]:
     from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming import TokensLoader
+    from litdata.streaming import TokensLoader, downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # which it has no option for
     dataset = StreamingDataset(
         "s3://bucket/litdata",
         cache_dir=str(cache),
@@ -188,7 +189,7 @@ class Turns:
     def make(self, name: str, bucket: Path) -> str:
         command = [self.python_of(name), str(Path(__file__)), "--make", name, "--folder", str(bucket)]
         ran = subprocess.run(command, env=self._environ, capture_output=True, text=True)
-        return "" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1]
+        return "" if ran.returncode == 0 else _error(ran.stderr)
 
     def run(self, name: str, mode: str) -> dict[str, Any]:
         cache = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
@@ -199,7 +200,7 @@ class Turns:
         )
         shutil.rmtree(cache, ignore_errors=True)
         if ran.returncode or not ran.stdout.strip():
-            return {"error": (ran.stderr.strip().splitlines() or ["no output"])[-1]}
+            return {"error": _error(ran.stderr)}
         return {**json.loads(ran.stdout.strip().splitlines()[-1]), "bytes": self._sent() - before}
 
     def _sent(self) -> int:
@@ -209,6 +210,12 @@ class Turns:
             size = now
             time.sleep(0.2)
         return sum(int(line.split('" ')[1].split()[1]) for line in self._log.read_text().splitlines())
+
+
+def _error(said: str) -> str:
+    """The line that names it, of a traceback."""
+    lines = [line for line in said.splitlines() if "Error" in line and not line.startswith(" ")]
+    return (lines or said.strip().splitlines() or ["no output"])[-1]
 
 
 def measure(turns: Turns, names: list[str], count: int, bucket: Path) -> dict[str, Any]:

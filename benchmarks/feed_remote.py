@@ -8,8 +8,9 @@ bytes a second for each connection, and rclone for the rest of S3. Every turn is
 empty cache: one ends at its first batch, another reads the epoch and some of the next; seconds are counted
 after imports. Bytes are those that nginx logged as sent. Turns are interleaved, medians and all turns are
 written. Peers have their defaults, but for workers (0 and 2); whoever fails is written down with its error.
-stoker verifies every block, the peers nothing; litdata writes tokens as int32, and shares are of its own bytes. Peers want versions of transformers and numpy that others here
-do not: give them a Python of their own (`python -m venv V; V/bin/pip install mosaicml-streaming litdata`).
+stoker verifies every block, the peers nothing; litdata writes tokens as int32, and its shares are of those
+bytes. Peers want versions of transformers and numpy that others here do not: give them a Python of their own
+(`python -m venv V; V/bin/pip install mosaicml-streaming litdata`).
 Command: python benchmarks/feed_remote.py [--megabytes 1024] [--turns 3] [--rate 10m] [--peers V/bin/python]
     [--only stoker,mosaic] [--dry]    (--dry: nothing is kept)
 Writes benchmarks/results/feed_remote.json.

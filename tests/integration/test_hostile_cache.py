@@ -199,6 +199,24 @@ def test_a_record_that_leads_out_of_the_folder_deletes_nothing_there(private: Pa
     assert not list((private / "cache").rglob("a")), "what is really there gives way all the same"
 
 
+@pytest.mark.parametrize("folder", ["x" * 300, "local/" + "x" * 256, "\ud800"])
+def test_a_record_of_a_folder_that_cannot_be_keeps_nobody_from_eviction(folder: str, private: Path) -> None:
+    with stoker.Cache(private / "cache") as cache:
+        file = {"name": "a", "url": "x", "bytes": 1, "version": "", "digest": ""}
+        plain = json.dumps({"folder": folder, "files": [file]}).encode()
+        for key in (_key_of(folder), "a-0"):
+            (private / "cache/.stoker/units" / f"{key}.json").write_bytes(plain)
+        cache.room.empty()
+        assert list(cache.shelf.records()) == []
+
+
+def _key_of(folder: str) -> str:
+    try:
+        return key_of(folder, ["a"])
+    except UnicodeEncodeError:
+        return "a-1"
+
+
 def test_a_link_in_the_folder_is_neither_written_nor_deleted_through(private: Path) -> None:
     folder = next((private / "cache/local").rglob("origin"))
     shutil.rmtree(folder)

@@ -6,8 +6,8 @@
 It wires where the shards lie, the loader and the device. Its position is the loader's: `state_dict` and
 `load_state_dict` go with a checkpoint.
 
-A dataset that is not on this machine (`s3://bucket/corpus`) comes through a cache: training starts on the
-first shards while the rest arrive in the order in which they will be read.
+A dataset that is not on this machine (`s3://bucket/corpus`) comes through a cache: what the first batch needs
+comes first, and the rest behind it, in the order in which it will be read.
 """
 
 from __future__ import annotations

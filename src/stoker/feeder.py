@@ -212,6 +212,10 @@ class _Staged:
             self._went = True
             self._cache.through.go()
 
+    def stop(self) -> None:
+        for near in self._near.values():
+            near.stop()
+
     def close(self) -> None:
         if self._owned:
             self._cache.close()
@@ -225,6 +229,8 @@ def _close_apart(loader: Loader, staged: _Staged | None) -> None:
 
 
 def _close(loader: Loader, staged: _Staged | None) -> None:
+    if staged:
+        staged.stop()  # a reading thread may wait for a slow store
     loader.close()
     if staged:
         staged.close()

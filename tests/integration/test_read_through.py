@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -27,6 +28,7 @@ from stoker.formats.checksums import hash_file
 from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
 from stoker.stage.disk.wants import wanted
 from stoker.stage.landing.maps import SLICE_BYTES
+from stoker.stage.wire.wire import Wire
 from stoker.storage import open_store
 from stoker.world import World
 
@@ -302,6 +304,30 @@ def test_a_version_that_is_read_while_it_lands_is_not_disturbed_by_the_next(
         assert new.folder != near.folder
         with path.open("rb") as file:
             assert file.read(1000) == old[:1000]
+
+
+def test_a_reader_that_is_stopped_does_not_wait_for_a_mute_store(
+    web: WebServer, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, silence = threading.Event(), threading.Event()
+    fetch = Wire.fetch
+
+    def mute(self: Wire, file: Any, **more: Any) -> None:
+        """The edge of the machine: a store that takes requests and answers none."""
+        asked.set()
+        silence.wait(60)
+        fetch(self, file, **more)
+
+    with stoker.Cache(tmp_path / "c") as cache, ThreadPoolExecutor(1) as threads:
+        near = cache.at(f"{web.url}/epoch")
+        near.local_path("blocks.xxh3")
+        monkeypatch.setattr(Wire, "fetch", mute)
+        reading = threads.submit(near.within, "s3.bin", 0, 1000)
+        assert asked.wait(60)
+        near.stop()
+        with pytest.raises(StorageError, match="closed while it was used"):
+            reading.result(60)
+        silence.set()
 
 
 def test_wrong_bytes_reach_no_batch(web: WebServer, corpus: Path, tmp_path: Path) -> None:

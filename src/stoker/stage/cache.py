@@ -189,12 +189,14 @@ class Cache:
                 mine.set_result(None)
             return
 
-    def reach(self, unit: Unit, number: int, slices: range) -> Path | None:
+    def reach(
+        self, unit: Unit, number: int, slices: range, *, gives_up: Callable[[], bool] = lambda: False
+    ) -> Path | None:
         """Return when these slices of one of its files have landed: where, until the unit is whole; None when
-        it is."""
+        it is. An error, soon after whoever waits `gives_up`."""
         self.check_process()
         with _closed_meanwhile():
-            return self.through.reach(unit, number, slices)
+            return self.through.reach(unit, number, slices, gives_up)
 
     def distance(self, key: str) -> float:
         """How far away the next use of a unit is, for whoever reads here; infinite if nobody knows of one."""

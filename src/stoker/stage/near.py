@@ -38,7 +38,7 @@ class Near:
         self.foresight = Foresight()
         self.predicted_bytes = 0  # that will be fetched in this epoch, where not all fits the budget
         self._waiting = 0  # readers, for what comes now
-        self._is_read_here = True
+        self._is_read_here, self._is_closing = True, False
         self._prefetcher: Prefetcher | Lookahead | None = None
         self._blocks: Blocks | None = None
         self._lock, self._reading_blocks = threading.Lock(), threading.Lock()
@@ -86,7 +86,7 @@ class Near:
         self._pin(unit.key)
         first = first_slices(unit)[number]
         slices = range(first + start // SLICE_BYTES, first - -stop // SLICE_BYTES)
-        path = self.cache.reach(unit, number, slices)
+        path = self.cache.reach(unit, number, slices, gives_up=lambda: self._is_closing)
         return (path, False) if path else (self.local_path(name), True)
 
     def _pin(self, key: str) -> None:
@@ -201,6 +201,11 @@ class Near:
         unit = unit if unit.is_bundle else self._with_blocks(unit)
         self.cache.bring(unit, anew=lambda: inode(path) == damaged)
 
+    def stop(self) -> None:
+        """Make reads that wait for bytes fail soon: nobody wants them any more. `close` comes next."""
+        self._is_closing = True
+        self.cache.through.wake()
+
     def close(self) -> None:
         """End prefetching and let go of every file; safe twice. The cache must have been told to stop if
         fetching is not to be waited for."""
@@ -212,6 +217,7 @@ class Near:
         for key in self._pinned:
             self.cache.pins.drop(key)
         self._pinned.clear()
+        self._is_closing = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._is_read_here = False  # but where this goes: there it is seen how far the reader is

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,9 @@ _QUIET_S = 1.0  # without a read: nobody is about to need all of the network
 _AT_LEAST_S = 5.0  # after the first read the rest comes too, also where nobody says that a batch is there
 
 
+GivesUp = Callable[[], bool]
+
+
 class ReadThrough:
     """The units that this process reads while they land. Any thread."""
 
@@ -63,16 +66,17 @@ class ReadThrough:
         self._began_at = self._read_at = math.inf
         self._closed = False
 
-    def reach(self, unit: Unit, number: int, slices: range) -> Path | None:
+    def reach(self, unit: Unit, number: int, slices: range, gives_up: GivesUp) -> Path | None:
         """Return when these slices of a file of the unit have landed: where the file is landing; None when
-        the unit lies here whole. The path holds for a moment: what becomes whole is moved to its name."""
+        the unit lies here whole. The path holds for a moment: what becomes whole is moved to its name.
+        Stopped, soon after the reader `gives_up` and calls `wake`."""
         want: Want | None = None
         pause_s = _POLL_S[0]
         with self._asking(), named_errors("write to", self._shelf.folder):
             try:
                 while True:
                     if session := self._session(unit):
-                        if self._landed(session, slices):
+                        if self._landed(session, slices, gives_up):
                             return session.part.folder / str(number)
                     elif self._shelf.holds(unit):
                         return None
@@ -80,7 +84,7 @@ class ReadThrough:
                         return folder / str(number)
                     else:
                         want = want or Want(self._shelf, unit.key, slices)
-                        if self._fetcher.stopping.wait(pause_s):
+                        if self._fetcher.stopping.wait(pause_s) or gives_up():
                             raise Stopped
                         pause_s = min(2 * pause_s, _POLL_S[1])
             finally:
@@ -116,6 +120,11 @@ class ReadThrough:
             self._began_at = -math.inf
             self._rest.call()
 
+    def wake(self) -> None:
+        """A reader gives up: let it see that."""
+        with self._changed:
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Make everything end soon."""
         with self._changed:
@@ -145,13 +154,13 @@ class ReadThrough:
                 self._waiting -= 1
                 self._read_at = time.monotonic()
 
-    def _landed(self, session: Session, slices: range) -> bool:
+    def _landed(self, session: Session, slices: range, gives_up: GivesUp) -> bool:
         """Wait for slices of a unit that we bring; False if that ended otherwise: look again."""
         with self._changed:
             if session.want(slices):
                 self._first.call()
             while not session.has(slices) or session.is_over:
-                if self._closed:
+                if self._closed or gives_up():
                     raise Stopped
                 if session.is_over:
                     if session.error is None or isinstance(session.error, (LeaseLostError, Stopped)):

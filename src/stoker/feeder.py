@@ -88,16 +88,16 @@ class Feeder:
         self._began = True
         if self._copier is None:
             for batch in self.loader:
-                self._go()
                 yield batch
+                self._go()
             return
         if self._state and self.loader.options.shuffle != "off":  # left early: copies had run ahead
             self.loader.load_state_dict(self._state)
         # the position is that of the batch handed out, not of the latest copied
         for batch, state in self._copier.copied(iter(self.loader), given=self.loader.state_dict):
             self._state = state
-            self._go()
             yield batch
+            self._go()
         self._state = None
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class Feeder:
             self._staged.prefetch(self.loader)
 
     def _go(self) -> None:
-        """A batch is there: what is not waited for may come now."""
+        """The first batch is used: what is not waited for may come now."""
         if self._staged:
             self._staged.go()
 

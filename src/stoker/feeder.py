@@ -6,8 +6,8 @@
 It wires where the shards lie, the loader and the device. Its position is the loader's: `state_dict` and
 `load_state_dict` go with a checkpoint.
 
-A dataset that is not on this machine (`s3://bucket/corpus`) comes through a cache: training starts on the
-first shards while the rest arrive in the order in which they will be read.
+A dataset that is not on this machine (`s3://bucket/corpus`) comes through a cache: what the first batch needs
+comes first, and the rest behind it, in the order in which it will be read.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Feeder:
             self._prefetch()  # of another share than was thought, or another epoch
         self._began = True
         if self._copier is None:
-            yield from self.loader
+            for batch in self.loader:
+                yield batch
+                self._go()
             return
         if self._state and self.loader.options.shuffle != "off":  # left early: copies had run ahead
             self.loader.load_state_dict(self._state)
@@ -95,6 +97,7 @@ class Feeder:
         for batch, state in self._copier.copied(iter(self.loader), given=self.loader.state_dict):
             self._state = state
             yield batch
+            self._go()
         self._state = None
 
     def __len__(self) -> int:
@@ -151,6 +154,11 @@ class Feeder:
         if self._staged:
             self._staged.prefetch(self.loader)
 
+    def _go(self) -> None:
+        """The first batch is used: what is not waited for may come now."""
+        if self._staged:
+            self._staged.go()
+
     def __enter__(self) -> Feeder:
         return self
 
@@ -190,6 +198,7 @@ class _Staged:
     def __init__(self, sources: Sequence[Source], cache: Cache, *, owned: bool) -> None:
         self.sources, self._cache, self._owned = list(sources), cache, owned
         self._near: dict[int, Near] = {}
+        self._went = False
 
     def bring(self, number: int) -> None:
         self.sources[number] = self._near[number] = self._cache.at(str(self.sources[number]))
@@ -197,6 +206,15 @@ class _Staged:
     def prefetch(self, loader: Loader) -> None:
         for number, near in self._near.items():
             near.prefetch(loader.files_in_order(number))
+
+    def go(self) -> None:
+        if not self._went:
+            self._went = True
+            self._cache.through.go()
+
+    def stop(self) -> None:
+        for near in self._near.values():
+            near.stop()
 
     def close(self) -> None:
         if self._owned:
@@ -211,6 +229,8 @@ def _close_apart(loader: Loader, staged: _Staged | None) -> None:
 
 
 def _close(loader: Loader, staged: _Staged | None) -> None:
+    if staged:
+        staged.stop()  # a reading thread may wait for a slow store
     loader.close()
     if staged:
         staged.close()

@@ -62,7 +62,7 @@ class Attacker:
         moves: tuple[Callable[[], None], ...] = (
             self.forged_record, self.forged_record, self.forged_record, self.odd_entry, self.odd_entry,
             self.wrong_file, self.linked_folder, self.forged_part, self.forged_lease, self.forged_pins,
-            self.swapped,
+            self.swapped, self.forged_want,
         )  # fmt: skip
         move = self.luck.choice(moves)
         with acting_as(ATTACKER), suppress(OSError, ValueError):
@@ -103,7 +103,7 @@ class Attacker:
             self.books / "units" / f"{unit.key}.json", self.books / "units" / f"{unit.key}.going",
             self.books / "leases" / unit.key, self.books / "pins" / f"{luck.randrange(99)}-0",
             self.books / "pins" / f"{luck.randrange(99)}-0.lease", self.books / "parts" / unit.key,
-            self.books / "parts" / f"{unit.key}~left-0",
+            self.books / "parts" / f"{unit.key}~left-0", self.books / "wants" / f"{unit.key}~0",
             self.folder / unit.folder / luck.choice(unit.files).name,
         ])  # fmt: skip
         self._clear(place)
@@ -180,6 +180,13 @@ class Attacker:
         lease.chmod(0o2770)
         (lease / f"seat-{self.luck.choice(['1', '9' * 12, '0', 'x'])}-{token}").touch()
         self._write(lease / f"{token}.json", json.dumps(owner).encode())
+
+    def forged_want(self) -> None:
+        said = self.luck.choice(
+            [b"0 9", b"5 5", b"-1 4", b"0 99999999999", b"9" * 5000, b"\xff\0", b"7 8\n0 1"]
+        )
+        name = f"{self.luck.choice(self.units).key}~{self.luck.randrange(9)}"
+        self._write(self.books / "wants" / name, said)
 
     def forged_pins(self) -> None:
         data = b"".join(

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,17 @@ def bring(place: Path, cache: Path, number: int) -> Path:
     with stoker.Cache(cache, shared=True, budget=8 * SHARD, ttl_s=0.05) as shared:
         if number % 3 == 0:
             shared.room.empty()
+            read_through(place, shared, number)
         return stage(str(place / "origin"), shared).path
+
+
+def read_through(place: Path, shared: stoker.Cache, number: int) -> None:
+    """Some bytes of a file that is not whole yet, as a loader reads them."""
+    near, start = shared.at(str(place / "origin")), number * 4096 % SHARD
+    path, _ = near.within("s0.bin", start, start + 1)
+    with suppress(FileNotFoundError), path.open("rb") as file:  # it was just given its name
+        wanted = (place / "origin/s0.bin").read_bytes()[start : start + 100]
+        assert os.pread(file.fileno(), len(wanted), start) == wanted
 
 
 def clear(cache: Path) -> None:
@@ -184,6 +195,24 @@ def test_a_record_that_leads_out_of_the_folder_deletes_nothing_there(private: Pa
         cache.room.empty()
     assert (private / "victim/home/precious").read_text() == "mine"
     assert not list((private / "cache").rglob("a")), "what is really there gives way all the same"
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "local/" + "x" * 256, "\ud800"])
+def test_a_record_of_a_folder_that_cannot_be_keeps_nobody_from_eviction(folder: str, private: Path) -> None:
+    with stoker.Cache(private / "cache") as cache:
+        file = {"name": "a", "url": "x", "bytes": 1, "version": "", "digest": ""}
+        plain = json.dumps({"folder": folder, "files": [file]}).encode()
+        for key in (_key_of(folder), "a-0"):
+            (private / "cache/.stoker/units" / f"{key}.json").write_bytes(plain)
+        cache.room.empty()
+        assert list(cache.shelf.records()) == []
+
+
+def _key_of(folder: str) -> str:
+    try:
+        return key_of(folder, ["a"])
+    except UnicodeEncodeError:
+        return "a-1"
 
 
 def test_a_link_in_the_folder_is_neither_written_nor_deleted_through(private: Path) -> None:

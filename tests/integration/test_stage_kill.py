@@ -20,7 +20,7 @@ import pytest
 import xxhash
 from web_server import WebServer, serve_folder, write_noise
 
-from stoker.stage.landing.part import entries
+from stoker.stage.landing.maps import entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

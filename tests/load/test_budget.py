@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import stoker
 from stoker.errors import CacheFullError
 from stoker.stage import fetch
 from stoker.stage.foresight import fetched_bytes
+from stoker.stage.plan import FIRST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +71,24 @@ def test_what_would_thrash_is_refused_and_says_how_much(large: Path, tmp_path: P
     ):
         stoker.feed(str(large), cache=cache, **OPTIONS)
     assert "refetch=" in caught.value.hint
+
+
+@pytest.mark.parametrize("shuffle", ["full", "blocks", "off"])
+def test_the_stated_minimum_is_enough(shuffle: str, large: Path, tmp_path: Path) -> None:
+    """The largest unit, and the manifest with its digests."""
+    with stoker.Cache(tmp_path / "all") as cache:
+        near = cache.at(str(large))
+        first = sum(unit.bytes for unit in near.units if unit.files[0].name in FIRST)
+        budget = max(unit.bytes for unit in near.units) + first
+    with (
+        warnings.catch_warnings(),
+        stoker.Cache(tmp_path / "c", budget=budget, refetch=10_000) as cache,
+        stoker.feed(large, shuffle=shuffle, **OPTIONS) as plain,
+    ):
+        warnings.simplefilter("ignore")
+        with stoker.feed(str(large), cache=cache, shuffle=shuffle, **OPTIONS) as feeder:
+            for mine, theirs in itertools.islice(zip(feeder, plain, strict=True), 12):
+                assert (mine["input_ids"] == theirs["input_ids"]).all()
 
 
 def test_in_disk_order_each_file_comes_once_through_a_third_of_the_room(

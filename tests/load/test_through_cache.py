@@ -6,6 +6,7 @@ import threading
 
 import feeding
 import pytest
+import small_datasets
 from small_datasets import make_tars, make_tokens
 
 import stoker
@@ -40,6 +41,17 @@ PROCESSES = pytest.param({"workers": "process"}, marks=pytest.mark.integration)
 
 @pytest.mark.parametrize("more", [{}, {"packing": "best-fit"}, {"reader": "mmap"}, PROCESSES])
 def test_batches_are_the_same(corpus, cache, more):
+    assert through(corpus, cache, **more) == direct(corpus, **more)
+
+
+@pytest.mark.parametrize("zstd", [False, True])
+@pytest.mark.parametrize(
+    "more", [{}, {"packing": "best-fit"}, {"reader": "direct"}, {"workers": "inline"}, PROCESSES]
+)
+def test_batches_made_of_files_that_are_still_landing_are_the_same(zstd, more, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(small_datasets, "BLOCK_BYTES", 64 << 10)  # smaller ones are not checked on the way
+    corpus = make_tokens(tmp_path / "corpus", [[700] * 800] * 2, zstd=zstd)
+    more = {"seq_len": 512, "batch_size": 16, **more}
     assert through(corpus, cache, **more) == direct(corpus, **more)
 
 

@@ -283,7 +283,7 @@ def test_what_the_filesystem_refuses_is_told(number, said, hint, where, origin, 
 def test_a_full_disk_is_not_blamed_on_the_budget(origin, near_of, monkeypatch):
     near = near_of(origin, budget="1TB")
     monkeypatch.setattr("stoker.stage.disk.room.Room._free", lambda self: 1000)
-    with pytest.raises(CacheFullError, match=r"for a disk with 1\.0 kB free"):
+    with pytest.raises(CacheFullError, match=r"a disk with 1\.0 kB free, of which 16\.8 MB stay for others"):
         near.local_path("big-0")
 
 

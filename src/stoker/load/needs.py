@@ -69,17 +69,18 @@ def _chunks(lanes: Elastic | Blend, cursor: Cursor, world: World) -> Iterator[Ke
 
 
 def share_of(manifest: Manifest, *, node: int, nodes: int) -> list[str]:
-    """The files that one of so many nodes reads, if all have as many ranks: its part of the samples, and
-    whatever shards that begins and ends in."""
+    """The files that one of so many nodes reads, if all have as many ranks: its part of the samples. A shard
+    of which that takes next to nothing is left out: a node whose part ends with a shard would else bring its
+    neighbours for a few samples, since these are not quite tokens; `feed` reads those through the cache."""
     found = []
     for epoch in range(max(1, manifest.epochs)):
         shards = [shard for shard in manifest.shards if shard.epoch == epoch]
         total = sum(map(_weight, shards))
         low, high = total * node / nodes, total * (node + 1) / nodes
-        # samples are not quite tokens: the end of a shard that fills no window is left out of them
-        slack, at = (high - low) / 100, 0
+        little, at = (high - low) / 100, 0
         for shard in shards:
-            if at + _weight(shard) > low - slack and at < high + slack:
+            overlap = min(at + _weight(shard), high) - max(at, low)
+            if overlap > 0 and overlap >= min(little, _weight(shard) / 2):
                 found += [file.name for file in shard.files]
             at += _weight(shard)
     return found

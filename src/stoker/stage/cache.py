@@ -17,8 +17,9 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +36,7 @@ from stoker.stage.near import Near
 from stoker.stage.origins.origin import Collection, resolve
 from stoker.stage.plan import Unit, content_digest, folder_of, is_one_file, units_of
 from stoker.stage.preload import Preload, make_preload
+from stoker.stage.through.scheduler import ReadThrough
 from stoker.stage.wire.wire import Wire
 from stoker.storage import is_local, named_errors
 from stoker.storage import local_path as path_behind
@@ -106,6 +108,9 @@ class Cache:
         self._fetcher = Fetcher(
             self.shelf, self.room, self._wire, ttl_s=self._ttl_s, past_cache=options.past_cache
         )
+        # what is waited for does not queue behind what is not, unless both must keep to one rate
+        self._urgent = Wire(tell=lambda text: self.tell(text)) if not options.limit_rate else self._wire
+        self.through = ReadThrough(self._fetcher, urgent=self._urgent)
         self._memory: Preload | None = None
         self._coming: dict[str, Future[None]] = {}
         self._near: list[Near] = []
@@ -176,14 +181,22 @@ class Cache:
                 coming.exception()  # whatever it met, it may be another matter for us
                 continue
             try:
-                self._fetcher.bring(unit, on_bytes=on_bytes, on_wait=on_wait, when=when, anew=anew)
-            except Stopped:
-                raise StorageError("the cache was closed while it was used", hint="close it last") from None
+                with _closed_meanwhile():
+                    self._fetcher.bring(unit, on_bytes=on_bytes, on_wait=on_wait, when=when, anew=anew)
             finally:
                 with self._lock:
                     del self._coming[unit.key]
                 mine.set_result(None)
             return
+
+    def reach(
+        self, unit: Unit, number: int, slices: range, *, gives_up: Callable[[], bool] = lambda: False
+    ) -> Path | None:
+        """Return when these slices of one of its files have landed: where, until the unit is whole; None when
+        it is. An error, soon after whoever waits `gives_up`."""
+        self.check_process()
+        with _closed_meanwhile():
+            return self.through.reach(unit, number, slices, gives_up)
 
     def distance(self, key: str) -> float:
         """How far away the next use of a unit is, for whoever reads here; infinite if nobody knows of one."""
@@ -210,6 +223,8 @@ class Cache:
     def stop(self) -> None:
         """Make everything that fetches end soon; what has landed stays for the next one."""
         self._fetcher.stop()
+        self.through.stop()
+        self._urgent.close()
         self._wire.close()
 
     def close(self) -> None:
@@ -217,6 +232,7 @@ class Cache:
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()
+        self.through.close()
         for near in self._near:
             near.close()
         self._closed = True
@@ -240,6 +256,14 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
         return path_behind(folder).absolute()
     path = Path(tempfile.gettempdir()) / f"stoker-cache-{os.getuid()}"
     return own_folder(path, hint="set STOKER_CACHE to a folder of yours")
+
+
+@contextmanager
+def _closed_meanwhile() -> Iterator[None]:
+    try:
+        yield
+    except Stopped:
+        raise StorageError("the cache was closed while it was used", hint="close it last") from None
 
 
 def _reopen(options: CacheOptions) -> Cache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from stoker.stage.disk.room import When
 from stoker.stage.foresight import Foresight, fetched_bytes
 from stoker.stage.landing.blocks import Blocks, has_blocks
 from stoker.stage.landing.digest import is_sound
+from stoker.stage.landing.maps import SLICE_BYTES, first_slices
 from stoker.stage.origins.origin import Collection
 from stoker.stage.plan import BLOCKS, FIRST, Unit, in_order
 from stoker.stage.prefetch import Lookahead, Prefetcher
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _OPEN_FILES = 256
 _LOOK_AHEAD = 64  # units
+_PUBLISHED_S = 0.01  # between looks whether what has landed has its name
 
 
 class Near:
@@ -30,11 +33,12 @@ class Near:
         self.cache, self.collection, self.units, self.folder = cache, collection, units, folder
         self._unit_of = {file.name: unit for unit in units for file in unit.files}
         self._held: dict[str, Path] = {}
+        self._pinned: set[str] = set()  # units that were read before they were whole
         self._by_key = {unit.key: unit for unit in units}
         self.foresight = Foresight()
         self.predicted_bytes = 0  # that will be fetched in this epoch, where not all fits the budget
         self._waiting = 0  # readers, for what comes now
-        self._is_read_here = True
+        self._is_read_here, self._is_closing = True, False
         self._prefetcher: Prefetcher | Lookahead | None = None
         self._blocks: Blocks | None = None
         self._lock, self._reading_blocks = threading.Lock(), threading.Lock()
@@ -43,6 +47,8 @@ class Near:
     def open_files(self) -> int:
         """How many files a reader may keep open: none where not all that it reads fits the budget, so that
         what is needed last can give way."""
+        if not self.cache.room.is_limited:
+            return _OPEN_FILES
         keys = set(self.foresight.uses)
         total = sum(unit.bytes for unit in self.units if unit.key in keys or not keys)
         return _OPEN_FILES if self.cache.room.fits(total) else 0
@@ -67,7 +73,39 @@ class Near:
                 self.cache.pins.drop(unit.key)
             return self._held.setdefault(name, path)
 
+    def within(self, name: str, start: int, stop: int) -> tuple[Path, bool]:
+        """Where these bytes of a file lie, which come before others; and whether the whole file does. One
+        that is still landing is there for a moment: it is moved to its name when it is whole."""
+        unit = self._unit_of.get(name)
+        if unit is None or name in self._held or not self._reads_through or self.cache.shelf.holds(unit):
+            return self.local_path(name), True
+        unit = self._with_blocks(unit)
+        if not unit.blocks:
+            return self.local_path(name), True
+        number = [file.name for file in unit.files].index(name)
+        self._pin(unit.key)
+        first = first_slices(unit)[number]
+        slices = range(first + start // SLICE_BYTES, first - -stop // SLICE_BYTES)
+        path = self.cache.reach(unit, number, slices, gives_up=lambda: self._is_closing)
+        return (path, False) if path else (self.local_path(name), True)
+
+    def _pin(self, key: str) -> None:
+        """Until all is closed: another version of it has to go elsewhere."""
+        with self._lock:
+            if key not in self._pinned:
+                self.cache.pins.add(key)
+                self._pinned.add(key)
+
+    @property
+    def _reads_through(self) -> bool:
+        """Whether files can be read before they are whole: their blocks have digests, and there is room for
+        all of them, so that none has to give way."""
+        return has_blocks(self.collection) and not self.cache.is_read_only and self.open_files > 0
+
     def _bring_now(self, unit: Unit) -> None:
+        while self.cache.through.is_open(unit.key):  # in pieces, by this process: all are wanted now
+            if self.cache.reach(self._with_blocks(unit), 0, range(first_slices(unit)[-1])):
+                time.sleep(_PUBLISHED_S)
         with self._lock:
             self._waiting += 1
         try:
@@ -80,16 +118,16 @@ class Near:
 
     def vouched(self, unit: Unit) -> Unit:
         """The unit, with the digests of its slices where there are such: these are brought first then."""
-        return unit if self.cache.shelf.holds(unit) else self._with_blocks(unit)
+        return unit if unit.is_bundle or self.cache.shelf.holds(unit) else self._with_blocks(unit)
 
     def _with_blocks(self, unit: Unit) -> Unit:
-        name = unit.files[0].name
-        if unit.is_bundle or name in FIRST or not has_blocks(self.collection):
+        names = [file.name for file in unit.files]
+        if not has_blocks(self.collection) or any(name in FIRST for name in names):
             return unit
         with self._reading_blocks:
             if self._blocks is None:
                 self._blocks = Blocks(self.collection, self.local_path(BLOCKS))
-        return replace(unit, blocks=self._blocks.of(name))
+        return replace(unit, blocks=self._blocks.of(names))
 
     def release(self, name: str) -> None:
         """This process does not read the file any more: it may be evicted."""
@@ -111,11 +149,15 @@ class Near:
         units = in_order(self.units, names)
         reading = {self._unit_of[name].key for name in self._held}
         self.foresight = Foresight([self._unit_of[name].key for name in names], reading=reading)
-        if self.cache.room.is_limited:
+        if self.cache.room.is_limited and not self._reads_through:
             self._check_budget(units)
             self._prefetcher = self._prefetcher or Lookahead(self._next_unit, self._bring_ahead)
             self._prefetcher.moved_on()
             return
+        if self._reads_through:
+            pieces = [unit for unit in units if not any(file.name in FIRST for file in unit.files)]
+            self.cache.through.follow(self, pieces, self._with_blocks)
+            units = [unit for unit in units if unit not in pieces]
         if not isinstance(self._prefetcher, Prefetcher):
             self._prefetcher = Prefetcher(self._bring_ahead)
         self._prefetcher.follow(units)
@@ -154,15 +196,28 @@ class Near:
             self._held[name] = path
             file = next(file for file in unit.files if file.name == name)
             damaged = 0 if is_sound(path, file.digest) else inode(path)
-        self.cache.bring(self._with_blocks(unit), anew=lambda: inode(path) == damaged)
+        if not self.cache.shelf.holds(unit):  # found damaged before it was whole: it keeps its inode
+            self._bring_now(unit)
+        unit = unit if unit.is_bundle else self._with_blocks(unit)
+        self.cache.bring(unit, anew=lambda: inode(path) == damaged)
+
+    def stop(self) -> None:
+        """Make reads that wait for bytes fail soon: nobody wants them any more. `close` comes next."""
+        self._is_closing = True
+        self.cache.through.wake()
 
     def close(self) -> None:
         """End prefetching and let go of every file; safe twice. The cache must have been told to stop if
         fetching is not to be waited for."""
         if self._prefetcher:
             self._prefetcher.close()
+        self.cache.through.forget(self)
         for name in list(self._held):
             self.release(name)
+        for key in self._pinned:
+            self.cache.pins.drop(key)
+        self._pinned.clear()
+        self._is_closing = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._is_read_here = False  # but where this goes: there it is seen how far the reader is

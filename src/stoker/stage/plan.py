@@ -39,8 +39,8 @@ class Unit:
     key: str
     folder: str
     files: tuple[RemoteFile, ...]
-    # of a large file, where its origin tells them; see `blocks`
-    blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
+    # of each file, where their origin tells them; see `blocks`
+    blocks: tuple[BlockDigests, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def bytes(self) -> int:

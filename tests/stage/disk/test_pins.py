@@ -77,7 +77,7 @@ def test_a_pin_that_could_not_be_written_is_none(pins: Pins, tmp_path: Path, mon
         for key in before:
             pins.add(key)
         with monkeypatch.context() as patch:
-            patch.setattr("stoker.stage.disk.pins._open_own", full)
+            patch.setattr("stoker.stage.disk.pins.open_own", full)
             with pytest.raises(StorageError, match="No space left"):
                 pins.add("two")
         assert pinned(tmp_path) == set(before)

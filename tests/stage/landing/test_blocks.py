@@ -21,7 +21,8 @@ from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
 from stoker.stage.disk.grounds import Grounds
 from stoker.stage.landing import digest
 from stoker.stage.landing.digest import BlockDigests
-from stoker.stage.landing.part import SLICE_BYTES, Part
+from stoker.stage.landing.maps import SLICE_BYTES
+from stoker.stage.landing.part import Part
 from stoker.stage.landing.slices import landing
 from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit
@@ -45,7 +46,7 @@ def blocks_of(block_bytes):
 
 BLOCKS = blocks_of(SLICE_BYTES // 8)
 FILE = RemoteFile(name="a.bin", url="s3://b/a.bin", bytes=SIZE, digest="xxh3:0")  # that nobody computes
-UNIT = Unit(key="a", folder="s3/b", files=(FILE,), blocks=BLOCKS)
+UNIT = Unit(key="a", folder="s3/b", files=(FILE,), blocks=(BLOCKS,))
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_pieces_that_make_a_wrong_slice_are_fetched_again(part):
 
 
 def test_what_an_earlier_owner_left_must_be_right_too(tmp_path):
-    unchecked = Part(tmp_path / "p", replace(UNIT, blocks=None), grounds=Grounds.of(tmp_path))
+    unchecked = Part(tmp_path / "p", replace(UNIT, blocks=()), grounds=Grounds.of(tmp_path))
     with suppress(BadShardError):
         land(unchecked, {**whole(), 2 * SLICE_BYTES: WRONG})
     unchecked.close()
@@ -113,7 +114,7 @@ def test_what_an_earlier_owner_left_must_be_right_too(tmp_path):
 
 @pytest.mark.parametrize("good", [True, False], ids=["as it should be", "as it should not be"])
 def test_a_file_that_got_its_name_just_before_its_owner_died(good, tmp_path):
-    part = Part(tmp_path / "p", replace(UNIT, blocks=None), grounds=Grounds.of(tmp_path))
+    part = Part(tmp_path / "p", replace(UNIT, blocks=()), grounds=Grounds.of(tmp_path))
     with suppress(BadShardError):
         land(part, whole() if good else {**whole(), 0: WRONG})
     part.publish(b"")
@@ -132,7 +133,7 @@ def test_a_file_that_got_its_name_just_before_its_owner_died(good, tmp_path):
 def test_digests_of_another_number_of_blocks_are_not_used(tmp_path):
     known = f"xxh3:{xxhash.xxh3_64_hexdigest(DATA)}"
     fewer = replace(BLOCKS, data=BLOCKS.data[8:])
-    unit = replace(UNIT, files=(replace(FILE, digest=known),), blocks=fewer)
+    unit = replace(UNIT, files=(replace(FILE, digest=known),), blocks=(fewer,))
     part = Part(tmp_path / "p", unit, grounds=Grounds.of(tmp_path))
     land(part, whole())
     part.close()
@@ -171,7 +172,7 @@ def test_a_dataset_is_checked_by_its_blocks_where_slices_are_made_of_these(block
     with stoker.Cache(tmp_path / "cache") as cache:
         near = cache.at(folder)
         (large,) = (unit for unit in near.units if not unit.is_bundle)
-        assert near.vouched(large).blocks == blocks
+        assert near.vouched(large).blocks == ((blocks,) if blocks else ())
         assert near.local_path("1.bin").read_bytes() == DATA
 
 

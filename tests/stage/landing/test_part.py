@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadShardError
 from stoker.stage.disk.grounds import Grounds
-from stoker.stage.landing.part import SLICE_BYTES, Part, is_part_of, reserved_bytes
+from stoker.stage.landing.maps import SLICE_BYTES, is_part_of, reserved_bytes
+from stoker.stage.landing.part import Part
 from stoker.stage.landing.slices import landing
 from stoker.stage.origins.origin import Collection, RemoteFile
 from stoker.stage.plan import units_of

@@ -262,7 +262,7 @@ class ChunkLoader:
             self._reader.distrust(piece.file.name, piece.start, piece.stop)
 
     def open(self, part: Piece) -> AbstractContextManager[int]:
-        return self._reader.open(part.file.name)
+        return self._reader.open(part.file.name, part.start, part.stop)
 
     def path(self, part: Piece) -> Path:
         return self._reader.path(part.file.name)

@@ -23,6 +23,10 @@ class CachedFiles(Files, Protocol):
 
     open_files: int  # how many a reader may keep open: an open file takes its space, evicted or not
 
+    def within(self, name: str, start: int, stop: int) -> tuple[Path, bool]:
+        """Where these bytes of a file lie, which come before others; and whether the whole file does. One
+        that is still landing is there for a moment: if it is gone when it is opened, ask again."""
+
     def release(self, name: str) -> None: ...
 
     def refetch(self, name: str, *, damaged: int) -> None:

@@ -87,7 +87,7 @@ class ShardReader:
                 return self._read(name, start, out)
 
     def _read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
-        with self._opened(name) as handle:
+        with self._opened(name, start, start + len(out)) as handle:
             for begin, end, is_verified in self.steps(name, start, start + len(out)):
                 part = out[begin - start : end - start]
                 if is_verified:
@@ -124,7 +124,7 @@ class ShardReader:
         while True:
             self._seen.renewals = self._renewals[name]
             with suppress(_BroughtAgainError):
-                with self._opened(name) as handle:
+                with self._opened(name, begin, end) as handle:
                     self._read_bytes(name, handle, begin, stage[: end - begin])
                 self._judge(name, begin, stage[: end - begin])
                 bad = self._bad_parts(name, start, stop - start) if name in self._bad else []
@@ -145,9 +145,9 @@ class ShardReader:
     def _blocks(self, start: int, stop: int) -> slice:
         return slice(start // self.block_bytes, -(-stop // self.block_bytes))
 
-    def open(self, name: str) -> _Opened:
-        """The file for others to read from, where the engine's handles are open files."""
-        opened = self._opened(name)
+    def open(self, name: str, start: int, stop: int) -> _Opened:
+        """The file for others to read a stretch from, where the engine's handles are open files."""
+        opened = self._opened(name, start, stop)
         if opened.handle is None:
             raise FileNotFoundError(name)
         return opened
@@ -157,7 +157,7 @@ class ShardReader:
         is not waited for here."""
         if self._cached and name not in self._handles:
             return None
-        with self._opened(name) as handle:
+        with self._opened(name, 0, self._sizes[name]) as handle:
             return handle if name in self._handles else None
 
     def path(self, name: str) -> Path:
@@ -265,14 +265,14 @@ class ShardReader:
             "lists all damage; on_corrupt='skip' trains on without it"
         )
 
-    def _opened(self, name: str) -> _Opened:
+    def _opened(self, name: str, start: int, stop: int) -> _Opened:
         with self._lock:
             if name in self._handles:
                 return _Opened(self._engine, self._handles[name], keep=True)
             # before it is looked for: whoever ends a read of it meanwhile must not let go of it
             self._passing[name] += 1
         try:
-            handle = self._open_file(name)
+            handle, is_whole = self._open_file(name, start, stop)
         except BaseException as error:
             self._release(name)
             if not isinstance(error, OSError):
@@ -285,19 +285,27 @@ class ShardReader:
             ) from error
         with self._lock:
             most = self._cached.open_files if self._cached else _OPEN_FILES
-            keep = name not in self._handles and len(self._handles) < most
+            keep = is_whole and name not in self._handles and len(self._handles) < most
             if keep:
                 self._handles[name] = handle
                 self._passing[name] -= 1
         return _Opened(self._engine, handle, keep=keep, then=None if keep else partial(self._release, name))
 
-    def _open_file(self, name: str) -> Any:
-        path = self._files.local_path(name)
-        if self._cached:
-            if not path.exists():  # somebody tidied up
+    def _open_file(self, name: str, start: int, stop: int) -> tuple[Any, bool]:
+        """The open file, and whether it is whole: one that is still landing is opened for one stretch."""
+        if not self._cached:
+            return self._engine.open(self._files.local_path(name)), True
+        begin, end = self._around(name, start, stop)
+        while True:
+            path, is_whole = self._cached.within(name, begin, end)
+            if is_whole and not path.exists():  # somebody tidied up
                 self._cached.refetch(name, damaged=0)
-            self._inodes[name] = path.stat().st_ino
-        return self._engine.open(path)
+            try:
+                self._inodes[name] = path.stat().st_ino
+                return self._engine.open(path), is_whole
+            except FileNotFoundError:  # it has become whole meanwhile, or another goes on with it
+                if is_whole:
+                    raise
 
     def _release(self, name: str) -> None:
         """A read is over; when no other thread reads the file either, it may be evicted."""

@@ -27,7 +27,8 @@ from stoker.errors import StorageError, UsageError
 from stoker.storage import named_errors
 
 BOOKS = ".stoker"
-NAMES = ("units", "parts", "leases", "pins")  # of the folders in there
+NAMES = ("units", "parts", "leases", "pins", "wants")  # of the folders in there
+_NAME_BYTES = 255  # what Linux filesystems allow for one name
 _PRIVATE, _SHARED = 0o700, 0o3770  # of the cache's own folder; 3: setgid and sticky
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # without O_NONBLOCK a FIFO in the place of a file would be waited for
@@ -151,9 +152,11 @@ def own_folder(path: Path, *, hint: str) -> Path:
 
 
 def parts_below(folder: str) -> list[str]:
-    """The parts of a path below the cache's folder; a ValueError where it is not below, or in the books."""
+    """The parts of a path below the cache's folder; a ValueError where it is not below, or in the books, or
+    where no filesystem could have it."""
     parts = folder.split("/") if folder else []
-    if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[:1] == [BOOKS]:
+    are_names = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+    if not are_names or parts[:1] == [BOOKS] or any(len(os.fsencode(part)) > _NAME_BYTES for part in parts):
         raise ValueError(f"{folder!r} is no folder for staged files")
     return parts
 

@@ -96,7 +96,7 @@ class Pins:
 
     def _append(self, lines: str) -> None:
         # closed each time: a network filesystem shows it to others then
-        with named_errors("pin files in", self._path), open(self._path, "ab", opener=_open_own) as file:
+        with named_errors("pin files in", self._path), open(self._path, "ab", opener=open_own) as file:
             self._said_bytes += file.write(lines.encode())
 
 
@@ -150,7 +150,7 @@ def _is_near(owner: Owner) -> bool:
     return all(near) and (owner.host, owner.boot, owner.pid_namespace) == near
 
 
-def _open_own(path: str, flags: int) -> int:
+def open_own(path: str, flags: int) -> int:
     """Readable to all who may look into the folder, or else they would not see what is pinned."""
     handle = os.open(path, flags | os.O_NOFOLLOW, 0o644)
     os.fchmod(handle, 0o644)

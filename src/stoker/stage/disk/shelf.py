@@ -6,6 +6,7 @@
     CACHE/.stoker/leases/KEY                    who is fetching (or removing) the unit now
     CACHE/.stoker/parts/KEY~OWNER/              a unit on its way, see `part`
     CACHE/.stoker/pins/                         who reads what, see `pins`
+    CACHE/.stoker/wants/                        what somebody waits for in a unit on its way, see `wants`
 
 A unit is there if its record is, names the same content, and every file is a plain one of its size. What
 somebody wrote who is not trusted here (see `grounds`) counts only if it has the digest that is wanted.
@@ -25,7 +26,7 @@ from stoker.errors import StorageError
 from stoker.stage.disk.grounds import Grounds, read_book, remove_tree
 from stoker.stage.disk.records import MOST_BYTES, read_record
 from stoker.stage.landing.digest import is_sound
-from stoker.stage.landing.part import entries, reserved_bytes
+from stoker.stage.landing.maps import entries, reserved_bytes, unit_on_its_way
 from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit, content_of
 
@@ -59,6 +60,9 @@ class Shelf:
 
     def pins_folder(self) -> Path:
         return self._made("pins")
+
+    def wants_folder(self) -> Path:
+        return self._made("wants")
 
     def part_path(self, key: str, owner: str) -> Path:
         return self._made("parts") / f"{key}{_OWNED_BY}{owner}"
@@ -105,11 +109,14 @@ class Shelf:
         return self._sound.get(path) == seen
 
     def other_versions(self, files: Sequence[RemoteFile], folder: str) -> list[str]:
-        """The keys of units in this folder that hold one of these files with other content."""
+        """The keys of units in this folder that hold one of these files with other content, or will."""
         wanted = {file.name: content_of(file) for file in files}
+        coming = (
+            unit_on_its_way(part, part.name.rpartition(_OWNED_BY)[0]) for part in entries(self._made("parts"))
+        )
         return [
             unit.key
-            for unit in self.units()
+            for unit in (*self.units(), *filter(None, coming))
             if unit.folder == folder
             and any(wanted.get(file.name, content_of(file)) != content_of(file) for file in unit.files)
         ]

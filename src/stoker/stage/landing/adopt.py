@@ -17,7 +17,8 @@ import xxhash
 from stoker.errors import StorageError
 from stoker.stage.disk.grounds import Grounds
 from stoker.stage.landing.digest import is_sound
-from stoker.stage.landing.part import SLICE_BYTES, Part, known_blocks, write_all
+from stoker.stage.landing.maps import SLICE_BYTES, known_blocks
+from stoker.stage.landing.part import Part, write_all
 
 _SNAPSHOTS = "/snapshots/"
 
@@ -45,14 +46,15 @@ def keep_sound(part: Part, grounds: Grounds) -> None:
         if not part.missing(number):
             continue
         with suppress(OSError, StorageError), grounds.below(below) as folder:
-            if known_blocks(part.unit):
+            if known_blocks(part.unit, number):
                 _copy_sound(part, number, name, folder)
             elif file.digest and _is_it(grounds, f"{below}/{name}", name, folder, file.bytes, file.digest):
                 part.link(number, name, folder)
 
 
 def _copy_sound(part: Part, number: int, name: str, folder: int) -> None:
-    blocks, flags = known_blocks(part.unit), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    blocks = known_blocks(part.unit, number)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     home, mine = os.open(name, flags, dir_fd=folder), part.open(number)
     try:
         for index, slice_number in enumerate(part.slices(number)):

@@ -7,10 +7,11 @@ and one that is wrong is known at once and fetched again alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.stage.landing.digest import BlockDigests, is_sound
-from stoker.stage.landing.part import SLICE_BYTES
+from stoker.stage.landing.maps import SLICE_BYTES
 from stoker.stage.origins.origin import Collection
 from stoker.stage.plan import BLOCKS, FIRST
 
@@ -26,18 +27,18 @@ def has_blocks(collection: Collection) -> bool:
 
 
 class Blocks:
-    """The digests as they lie in a file; `of` gives those of one file, None if the file is damaged."""
+    """The digests as they lie in a file; `of` gives those of some files, none if the file is damaged."""
 
     def __init__(self, collection: Collection, path: Path) -> None:
         self._spans, self._block_bytes = _spans(collection), collection.block_bytes
         (own,) = (file for file in collection.files if file.name == BLOCKS)
         self._data = path.read_bytes() if is_sound(path, own.digest) else b""
 
-    def of(self, name: str) -> BlockDigests | None:
-        start, stop = self._spans[name]
-        if not self._data:
-            return None
-        return BlockDigests(data=self._data[start:stop], block_bytes=self._block_bytes)
+    def of(self, names: Sequence[str]) -> tuple[BlockDigests, ...]:
+        spans = [self._spans[name] for name in names] if self._data else ()
+        return tuple(
+            BlockDigests(data=self._data[start:stop], block_bytes=self._block_bytes) for start, stop in spans
+        )
 
 
 def _spans(collection: Collection) -> dict[str, tuple[int, int]]:

@@ -15,27 +15,32 @@ files that nobody will ever publish.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import stat
-import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
 
 from stoker.errors import BadShardError, StorageError
 from stoker.stage.disk.grounds import Grounds, remove_tree
-from stoker.stage.disk.records import MOST_BYTES, record_bytes, total_bytes
-from stoker.stage.landing.digest import BlockDigests, digest_of
+from stoker.stage.landing.digest import digest_of
 from stoker.stage.landing.lay import move_files, write_files
+from stoker.stage.landing.maps import (
+    ENTRY,
+    SLICE_BYTES,
+    first_slices,
+    header_of,
+    is_part_of,
+    opened,
+    slice_sizes,
+    sound_slices,
+)
 from stoker.stage.origins.origin import RemoteFile
 from stoker.stage.plan import Unit
 from stoker.storage import is_local, local_path
-
-SLICE_BYTES = 1 << 20
 
 _SYNC_EACH = 16
 # At once: staging 2 GiB to ext4 took 4.4 s of CPU in writes of 1 MiB, 1.8 s in these, 2.0 s in 64 KiB. The
@@ -43,7 +48,6 @@ _SYNC_EACH = 16
 # which the virtual machine has to ask back from its host.
 _WRITE_BYTES = 256 << 10
 _OWN_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # of files in a folder of our own
-_ENTRY = struct.Struct("<QQ")  # bytes landed from the start of the slice, and their xxh3
 
 
 class Part:
@@ -55,8 +59,8 @@ class Part:
         # plain strings where there may be thousands: a Path costs more than the system call it is for
         base = grounds.folder / unit.folder
         self._homes = [f"{base}/{file.name}" for file in unit.files]
-        self._first = _first_slices(unit)
-        self.sizes = [size for file in unit.files for size in _slice_sizes(file)]
+        self._first = first_slices(unit)
+        self.sizes = [size for file in unit.files for size in slice_sizes(file)]
         self.landed = [0] * len(self.sizes)  # of each slice, from its start
         self.digests = [0] * len(self.sizes)  # the xxh3 of what has landed
         self._published = [False] * len(unit.files)
@@ -72,7 +76,7 @@ class Part:
         """Keep what lies here already, if it is this unit's."""
         if not is_part_of(self.folder, self.unit):
             return
-        for _, slice_number, data, digest in _sound_slices(self.folder, self.unit, self._homes):
+        for _, slice_number, data, digest in sound_slices(self.folder, self.unit, self._homes):
             self.landed[slice_number], self.digests[slice_number] = len(data), digest
         for number in range(len(self.unit.files)):
             moved = not os.path.lexists(self._path(number)) and os.path.lexists(self._homes[number])
@@ -85,7 +89,7 @@ class Part:
     def copy_from(self, other: Path) -> None:
         """Take over what has landed in another's folder, who may still be writing to it."""
         mine = handle = -1
-        for number, slice_number, data, digest in _sound_slices(other, self.unit, self._homes):
+        for number, slice_number, data, digest in sound_slices(other, self.unit, self._homes):
             if self.landed[slice_number] >= len(data):
                 continue
             if number != mine:
@@ -109,6 +113,14 @@ class Part:
             else:
                 ranges.append((start, stop))
         return ranges
+
+    def partly_landed(self) -> list[int]:
+        """The files of which something lies here, and not all."""
+        return [
+            number
+            for number in range(len(self.unit.files))
+            if self.missing(number) and any(self.landed[one] for one in self.slices(number))
+        ]
 
     def put(self, files: Sequence[tuple[int, memoryview]]) -> None:
         """Whole small files by their numbers, each out of one hand."""
@@ -137,7 +149,7 @@ class Part:
         linked = f"{self._path(number)}.link"
         os.link(name, linked, src_dir_fd=folder, follow_symlinks=False)
         os.rename(linked, self._path(number))
-        with _opened(self._path(number)) as handle:
+        with opened(self._path(number)) as handle:
             for slice_number in self.slices(number):
                 begin = (slice_number - self._first[number]) * SLICE_BYTES
                 data = os.pread(handle, self.sizes[slice_number], begin)
@@ -163,7 +175,7 @@ class Part:
         if len(self._homes) > _SYNC_EACH and not ctypes.CDLL(None).syncfs(self._map):
             return
         for number in range(len(self._homes)):
-            with suppress(FileNotFoundError), _opened(self._path(number)) as handle:
+            with suppress(FileNotFoundError), opened(self._path(number)) as handle:
                 os.fdatasync(handle)
 
     def publish(self, record: bytes) -> Path:
@@ -210,6 +222,11 @@ class Part:
                 may = source & may if may else source if source != 0o644 else None
         return may
 
+    def say(self) -> None:
+        """Let others see in the map what has landed so far."""
+        with self._lock:
+            self._say()
+
     def close(self) -> None:
         """Close the map; safe twice."""
         if self._map >= 0:
@@ -244,7 +261,7 @@ class Part:
 
     def note(self, slice_number: int, landed: int, digest: int) -> None:
         """The first bytes of a slice are on their place. Any thread, one per slice."""
-        os.pwrite(self._map, _ENTRY.pack(landed, digest), self._entries_at + slice_number * _ENTRY.size)
+        os.pwrite(self._map, ENTRY.pack(landed, digest), self._entries_at + slice_number * ENTRY.size)
         self.landed[slice_number], self.digests[slice_number] = landed, digest
 
     def _say(self) -> None:
@@ -252,115 +269,17 @@ class Part:
         if self._unsaid:
             first, last = min(self._unsaid), max(self._unsaid) + 1
             noted = zip(self.landed[first:last], self.digests[first:last], strict=True)
-            entries = b"".join(_ENTRY.pack(landed, digest) for landed, digest in noted)
-            os.pwrite(self._map, entries, self._entries_at + first * _ENTRY.size)
+            entries = b"".join(ENTRY.pack(landed, digest) for landed, digest in noted)
+            os.pwrite(self._map, entries, self._entries_at + first * ENTRY.size)
             self._unsaid, self._unsaid_bytes = [], 0
 
     def _write_header(self) -> int:
-        header = _header(self.unit)
+        header = header_of(self.unit)
         if os.pread(self._map, len(header), 0) != header:
             os.ftruncate(self._map, 0)
             os.pwrite(self._map, header, 0)
-        os.ftruncate(self._map, len(header) + len(self.landed) * _ENTRY.size)
+        os.ftruncate(self._map, len(header) + len(self.landed) * ENTRY.size)
         return len(header)
-
-
-def is_part_of(folder: Path, unit: Unit) -> bool:
-    """Whether what lies in this folder is on its way to be this very unit."""
-    header = _header(unit)
-    try:
-        with _opened(f"{folder}/map") as handle:
-            return os.pread(handle, len(header), 0) == header
-    except OSError:
-        return False
-
-
-def reserved_bytes(folder: Path) -> tuple[int, int]:
-    """What the files of a part will take in the end, and how much of it they have not taken yet."""
-    try:
-        with _opened(f"{folder}/map") as handle:
-            line, newline, _ = os.pread(handle, MOST_BYTES, 0).partition(b"\n")
-        total = total_bytes(line) if newline else 0
-    except (OSError, ValueError, RecursionError):
-        return 0, 0
-    taken = 0
-    for path in entries(folder):
-        with suppress(OSError):
-            taken += path.lstat().st_blocks * 512
-    return total, max(0, total - taken)
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    """A plain file that another may have laid here: a link is not followed, a FIFO not waited for."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "no plain file", path)
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def entries(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing if it is gone, as others' folders may be at any moment."""
-    try:
-        return [folder / name for name in sorted(os.listdir(folder))]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _sound_slices(folder: Path, unit: Unit, homes: list[str]) -> Iterator[tuple[int, int, bytes, int]]:
-    """The slices of a part whose bytes are what its map says, and what they should be where that is known:
-    file, slice, bytes, xxh3. A file that is gone from here may have been published before its owner died:
-    then it lies at home."""
-    if not is_part_of(folder, unit):
-        return
-    first, blocks = _first_slices(unit), known_blocks(unit)
-    entries = _map_entries(folder, unit)
-    for number in range(len(unit.files)):
-        path = f"{folder}/{number}"
-        with suppress(OSError), _opened(path if os.path.lexists(path) else homes[number]) as handle:
-            for slice_number in range(first[number], first[number + 1]):
-                entry = entries[slice_number * _ENTRY.size : (slice_number + 1) * _ENTRY.size]
-                landed, digest = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
-                begin = (slice_number - first[number]) * SLICE_BYTES
-                size = min(SLICE_BYTES, unit.files[number].bytes - begin)
-                if not 0 < landed <= size:
-                    continue
-                data = os.pread(handle, landed, begin)
-                is_right = blocks is None or landed < size or blocks.vouch_for(begin, data)
-                if is_right and xxhash.xxh3_64_intdigest(data) == digest:
-                    yield number, slice_number, data, digest
-
-
-def _map_entries(folder: Path, unit: Unit) -> bytes:
-    count = _first_slices(unit)[-1] * _ENTRY.size
-    with suppress(OSError), _opened(f"{folder}/map") as handle:
-        return os.pread(handle, count, len(_header(unit)))
-    return b""
-
-
-def known_blocks(unit: Unit) -> BlockDigests | None:
-    """The digests of all blocks of a large file, where they are known."""
-    return unit.blocks if unit.blocks and unit.blocks.cover(unit.bytes) else None
-
-
-def _header(unit: Unit) -> bytes:
-    return record_bytes(unit) + b"\n"
-
-
-def _first_slices(unit: Unit) -> list[int]:
-    """The number of each file's first slice, and how many there are."""
-    first = [0]
-    for file in unit.files:
-        first.append(first[-1] - -file.bytes // SLICE_BYTES)
-    return first
-
-
-def _slice_sizes(file: RemoteFile) -> list[int]:
-    whole, rest = divmod(file.bytes, SLICE_BYTES)
-    return [SLICE_BYTES] * whole + [rest] * (rest > 0)
 
 
 def _digest(data: memoryview, like: str, slices: list[int]) -> str:

@@ -19,7 +19,8 @@ import xxhash
 
 from stoker.errors import BadShardError
 from stoker.stage.landing.digest import Follower
-from stoker.stage.landing.part import SLICE_BYTES, Part, check, known_blocks, write_all
+from stoker.stage.landing.maps import SLICE_BYTES, known_blocks
+from stoker.stage.landing.part import Part, check, write_all
 from stoker.stage.origins.origin import RemoteFile
 
 _WRITE_BACK_BYTES = 8 << 20  # asked of the disk at a time, so that the final sync finds little to do
@@ -53,7 +54,7 @@ class Landing:
         self._early: dict[int, list[tuple[int, int]]] = {}  # pieces that came before the one before them
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._front, self._end = self._first, part.slices(number).stop  # landed whole up to the front
-        self._blocks = known_blocks(part.unit)
+        self._blocks = known_blocks(part.unit, number)
         follows = self._file.digest and not self._blocks
         self._follower = Follower(handle, self._file.bytes, like=self._file.digest) if follows else None
         # a follower reads back what came out of order: that must stay in the page cache

@@ -1,0 +1,1 @@
+"""Range read-through: batches made from files that are still landing."""

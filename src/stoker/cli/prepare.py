@@ -77,13 +77,26 @@ def command() -> None:
 @click.option(
     "--near-dedup",
     type=float,
-    default=0.0,
     metavar="SIMILARITY",
-    help="Also drop near copies: documents this similar (0.8, say) to an earlier one.",
+    help="Also drop near copies: documents this similar (0.8, say) to another.  [default: the recipe's]",
+)
+@click.option(
+    "--curate",
+    default="none",
+    show_default=True,
+    metavar="web|none|FILE",
+    help="Steps that documents pass: those of a web corpus, none, or a YAML file's.",
+)
+@click.option(
+    "--languages",
+    default=(),
+    metavar="CODE,...",
+    callback=lambda context, option, value: tuple(code for code in (value or "").split(",") if code),
+    help="Keep documents of these languages, as en,ko.",
 )
 @click.option("--min-chars", default=1, show_default=True, help="Drop shorter documents.")
 @click.option("--max-chars", default=0, help="Drop longer documents.  [default: keep]")
-@click.option("--quality", is_flag=True, help="Drop what breaks the Gopher quality rules.")
+@click.option("--quality", is_flag=True, help="Drop what breaks the Gopher quality and repetition rules.")
 @click.option(
     "--filter",
     default="",
@@ -217,17 +230,20 @@ def merge(folder: Path) -> None:
 
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
-    from stoker.prepare.curate import Curation
+    from stoker.prepare.curate.recipe import read_recipe, with_flags
     from stoker.prepare.plan import Options
     from stoker.prepare.sources.documents import Reading
 
+    flags = {name: given[name] for name in ("min_chars", "max_chars", "quality", "filter", "languages")}
+    recipe = with_flags(read_recipe(given["curate"]), **flags)
     return Options(
         sources=sources,
         reading=Reading(**_chosen(Reading, given)),
-        curation=Curation(**_chosen(Curation, given)),
+        curation=recipe.curation,
+        near_dedup=recipe.near_dedup if given["near_dedup"] is None else given["near_dedup"],
         shuffle=not given["no_shuffle"],
         dedup=not given["no_dedup"],
-        **_chosen(Options, given),
+        **{name: value for name, value in _chosen(Options, given).items() if name != "near_dedup"},
     )
 
 

@@ -20,7 +20,7 @@ from stoker.errors import BadManifestError, UsageError
 from stoker.formats.megatron import token_dtype
 from stoker.formats.sizes import counted
 from stoker.manifest import TokenizerRecord
-from stoker.prepare.curate import Curation, filter_digest
+from stoker.prepare.curate.recipe import Curation
 from stoker.prepare.neardup import Sketch, choose_sketch
 from stoker.prepare.shuffle import KEYS, Cells
 from stoker.prepare.sources.discover import cut
@@ -105,7 +105,7 @@ class Plan:
     near_dedup: float
     on_error: str
     out: str
-    filter_digest: str
+    curation_digest: str
 
     @cached_property
     def digest(self) -> str:
@@ -200,7 +200,7 @@ def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerR
         splits=tuple(cut(sources, split_bytes=split_bytes)),
         tokenizer=tokenizer,
         family=family,
-        filter_digest=filter_digest(options.curation.filter) if options.curation.filter else "",
+        curation_digest=options.curation.digest(),
         **{name: getattr(options, name) for name in _SHARED},
     )
 
@@ -235,7 +235,7 @@ def _from_plain(raw: dict[str, Any]) -> Plan:
             "sources": tuple(Source(**source) for source in raw["sources"]),
             "splits": tuple(tuple(Piece(**piece) for piece in split) for split in raw["splits"]),
             "reading": Reading(**raw["reading"]),
-            "curation": Curation(**raw["curation"]),
+            "curation": Curation.from_plain(raw["curation"]),
             "tokenizer": TokenizerRecord(**raw["tokenizer"]),
         }
     )

@@ -84,6 +84,7 @@ def encoded_group(block: Encoded, dtype: np.dtype[Any], marks: Marks, *, keep_te
     table["tokens"] = lengths + marks.count
     table["start"] = (np.cumsum(table["tokens"], dtype=np.int64) - table["tokens"]) * item
     table["text_start"], table["text_bytes"] = block.texts.offsets[:-1], block.texts.sizes
+    table["location"] = block.locations
     tokens = memoryview(marks.joined(views, dtype))
     texts = block.texts.data.data if keep_texts else memoryview(b"")
     return Gathered(table=table, tokens=tokens, texts=texts)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import xxhash
 
 from stoker.manifest import FileRecord
-from stoker.prepare.curate import Statistics
+from stoker.prepare.curate.pipeline import count_sources
+from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.encode import Encoder
 from stoker.prepare.job import Job, open_job
 from stoker.prepare.neardup import later_copies
@@ -114,7 +115,11 @@ def _straight_shards(job: Job, number: int, statistics: Statistics) -> Iterator[
     blocks = _encoder(job.folder).blocks(number, statistics)
     layout = job.plan.layout
     groups = (
-        _counted(encoded_group(block, layout.dtype, job.plan.marks, keep_texts=layout.with_texts), statistics)
+        _counted(
+            encoded_group(block, layout.dtype, job.plan.marks, keep_texts=layout.with_texts),
+            statistics,
+            job.plan,
+        )
         for block in blocks
     )
     limit = job.plan.shard_bytes * 5 // 4
@@ -147,7 +152,9 @@ def _gathered_shards(job: Job, number: int, statistics: Statistics) -> Iterator[
         counted = statistics if epoch == 0 else Statistics()
         for shard in _my_shards(number, tasks=job.plan.stages["write"], shards=cells.shards):
             groups = (
-                _counted(drops.without(_gather(job.plan, runs, cells, shard, cell), counted), counted)
+                _counted(
+                    drops.without(_gather(job.plan, runs, cells, shard, cell), counted), counted, job.plan
+                )
                 for cell in range(cells.per_shard)
             )
             name = f"shard-{epoch * cells.shards + shard:05d}"
@@ -174,8 +181,16 @@ def _gather(plan: Plan, runs: list[Run], cells: Cells, shard: int, cell: int) ->
     )
 
 
-def _counted(group: Gathered, statistics: Statistics) -> Gathered:
+def _counted(group: Gathered, statistics: Statistics, plan: Plan) -> Gathered:
     table = group.table
+    count_sources(
+        statistics,
+        [source.origin or source.url for source in plan.sources],
+        table["location"],
+        documents_out=1,
+        bytes_out=table["text_bytes"],
+        tokens_out=table["tokens"],
+    )
     statistics.documents_out += len(table)
     statistics.bytes_out += int(table["text_bytes"].sum(dtype=np.int64))
     statistics.tokens_out += int(table["tokens"].sum(dtype=np.int64))

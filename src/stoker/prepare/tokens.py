@@ -8,6 +8,7 @@ on a sample of documents while it runs.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,8 @@ Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 ENGINES = ("gigatoken", "fastokens", "huggingface", "tiktoken")
-_OWN_TOKENS = 64
+_OWN_TOKENS, _PAIRED = 64, 12
+_AROUND = (("", "\n\n"), ("\n\n", ""), ("  ", "  "), ("\t", "\r\n"), ("É", "İ"), ("(", "."))
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?$")  # what else does not exist is a path
 _EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
 
@@ -303,11 +305,38 @@ def _flatten(lists: list[list[int]]) -> tuple[Ids, Offsets]:
 
 
 def _own_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Texts with the tokenizer's own added tokens in them, which a fast engine may not know of."""
+    """Texts with the tokenizer's own added tokens in them, which a fast engine may not know of: each alone,
+    then those that overlap or meet white space, where one engine matches before it normalises and another
+    after."""
     if tokenizer.family != "huggingface":
         return []
-    added = _huggingface(tokenizer.definition).get_added_tokens_decoder().values()
-    return [f"a{token.content}b {token.content} c" for token in list(added)[:_OWN_TOKENS]]
+    added = list(_huggingface(tokenizer.definition).get_added_tokens_decoder().values())
+    kinds = {
+        (token.normalized, token.lstrip, token.rstrip, token.single_word, token.special): token
+        for token in added
+    }
+    chosen = dict.fromkeys(token.content for token in (*kinds.values(), *_overlapping(added), *added))
+    tokens = list(chosen)[:_OWN_TOKENS]
+    alone = [f"a{token}b {token} c" for token in tokens]
+    spaced = [f"{before}{token}{after}x" for token in tokens for before, after in _AROUND]
+    pairs = itertools.product(tokens[:_PAIRED], repeat=2)
+    return (
+        alone + spaced + [f"{one}{between}{other}" for one, other in pairs for between in ("", "\n", " x ")]
+    )
+
+
+def _overlapping(added: Sequence[Any]) -> list[Any]:
+    """Added tokens that share an end and a beginning with another, or lie in it: which is matched depends on
+    the order in which an engine looks."""
+    by_end = {token.content[-size:] for token in added for size in range(1, len(token.content))}
+    starts = [
+        token
+        for token in added
+        if any(token.content[:size] in by_end for size in range(1, len(token.content)))
+    ]
+    joined = "\0".join(token.content for token in added)
+    inside = [token for token in added if joined.count(token.content) > 1]
+    return [*inside, *starts]
 
 
 @lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
@@ -319,10 +348,21 @@ def _huggingface(definition: str) -> Any:
         raise TokenizerError(
             f"not a tokenizer.json: {error}", hint="save it with Tokenizer.save()"
         ) from error
+    _refuse_dropout(definition)
     # A tokenizer saved with truncation would cut every document; preparing wants all of it.
     loaded.no_truncation()
     loaded.no_padding()
     return loaded
+
+
+def _refuse_dropout(definition: str) -> None:
+    """BPE dropout draws anew each time: no two runs would make the same ids."""
+    model = json.loads(definition).get("model") or {}
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"one whose ids differ from run to run: its BPE dropout is {model['dropout']}",
+            hint='set "dropout": null under "model" in the tokenizer.json',
+        )
 
 
 def _from_hub(name: str) -> Path:

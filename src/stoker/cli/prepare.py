@@ -89,7 +89,7 @@ def command() -> None:
 )
 @click.option(
     "--languages",
-    default=(),
+    default="",
     metavar="CODE,...",
     callback=lambda context, option, value: tuple(code for code in (value or "").split(",") if code),
     help="Keep documents of these languages, as en,ko.",

@@ -39,6 +39,7 @@ _SPLITS, _SPLIT_BYTES = 64, (4 << 20, 256 << 20)
 _FEW_SHARDS, _SMALL_SHARD = 8, 16 << 20
 _LARGEST_DOCUMENT = 1 << 30
 _CELL_BYTES = 64 << 20  # tokens and text gathered at once in pass two
+_CONFIRM_TASKS = 4  # per partition of the bands: each reads the candidates of all, and compares its part
 _MATCH_BYTES = 8 << 30  # source bytes per partition of a band: some 2 M documents, 50 MB of keys
 
 
@@ -126,7 +127,13 @@ class Plan:
 
     @property
     def ordering(self) -> Ordering:
-        return Ordering(shuffle=self.shuffle, dedup=self.dedup, seed=self.seed, epochs=self.epochs)
+        return Ordering(
+            shuffle=self.shuffle,
+            dedup=self.dedup,
+            seed=self.seed,
+            epochs=self.epochs,
+            fold=self.curation.fold,
+        )
 
     @property
     def marks(self) -> Marks:
@@ -156,6 +163,8 @@ class Plan:
         counts = {
             "map": len(self.splits),
             "match": bands * self.match_parts,
+            "confirm": _CONFIRM_TASKS * self.match_parts if self.sketch else 0,
+            "cluster": 1 if self.sketch else 0,
             "write": max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes),
         }
         return {stage: count for stage, count in counts.items() if count}

@@ -16,12 +16,14 @@ from typing import Protocol
 import xxhash
 
 from stoker.errors import EngineMismatchError, StokerError, UsageError, require
+from stoker.formats.sizes import counted
 from stoker.formats.zstd import zstd_module
 from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
 from stoker.prepare.finish import Prepared, already_there, check_out, check_stage, clean_up, finish
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
+from stoker.prepare.leftovers import sweep
 from stoker.prepare.plan import Options, Plan, make_plan
 from stoker.prepare.sources.discover import check_reading, discover
 from stoker.prepare.sources.documents import Piece, Source
@@ -112,6 +114,8 @@ def _done_before(job: Job, watcher: Watcher) -> Prepared | None:
 
 
 def _make(job: Job, launcher: Launcher, watcher: Watcher) -> Prepared:
+    if swept := sweep((job.spill(0).parent, job.target)):
+        watcher.note(f"removed {counted(swept, 'file')} that killed tasks had left half written")
     seconds = {}
     for stage, count in job.plan.stages.items():
         started = time.monotonic()

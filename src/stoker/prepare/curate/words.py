@@ -64,4 +64,4 @@ def folded_hashes(text: str) -> Hashes:
 
 @lru_cache(1 << 17)  # words repeat: a hit costs a third of the hash
 def _hash(word: str) -> int:
-    return xxhash.xxh3_64_intdigest(word)
+    return xxhash.xxh3_64_intdigest(word.encode())

@@ -73,6 +73,19 @@ def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Docume
             yield from _tar_documents(source, reading, seen, through_damage=True)
 
 
+class _StrictHeader(tarfile.TarInfo):
+    """tarfile takes a damaged header, unless it is the first, for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictHeader:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ == "InvalidHeaderError":
+                raise tarfile.ReadError(f"{error} at byte {tarfile_.offset:,}") from error
+            raise
+
+
 @dataclass(slots=True)
 class _Seen:
     """How far a tar has been read."""
@@ -85,7 +98,12 @@ def _tar_documents(
 ) -> Iterator[Documents]:
     with (
         open_plain(source) as file,
-        tarfile.open(fileobj=file, mode="r|", ignore_zeros=through_damage) as archive,
+        tarfile.open(
+            fileobj=file,
+            mode="r|",
+            ignore_zeros=through_damage,
+            tarinfo=tarfile.TarInfo if through_damage else _StrictHeader,
+        ) as archive,
     ):
         members = _text_members(archive, reading, after=seen.offset)
         for _, group in groupby(members, key=lambda member: member.sample):

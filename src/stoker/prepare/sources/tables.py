@@ -102,7 +102,7 @@ def _open(url: str, kind: str) -> Iterator[Any]:
         if kind == "parquet":
             # Without these a whole row group, which may be a gigabyte, is held in memory.
             yield require("pyarrow.parquet", extra="arrow").ParquetFile(
-                file, pre_buffer=False, buffer_size=BLOCK_BYTES
+                file, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
             )
             return
         ipc = require("pyarrow.ipc", extra="arrow")

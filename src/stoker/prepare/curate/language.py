@@ -5,6 +5,7 @@ Chosen over py3langid by tests/prepare/curate/test_language.py's set; nothing is
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,12 +33,27 @@ def _model() -> Any:
 
 def identify(text: str) -> tuple[str, float]:
     """(language code, how sure the model is of it); no letters have no language."""
+    if _is_code(text[:_CHARS]):
+        return "code", 1.0
     line = " ".join(text[:_CHARS].split())
     if not any(map(str.isalpha, line)):
         return "und", 0.0
     labels = _model().predict(line, 1)
     score, label = _first(labels)
     return label.removeprefix("__label__"), min(1.0, score)
+
+
+_CODE_LINE = re.compile(
+    r"^\s*(?:def |class |import |from \S+ import|return\b|#include|#define|package |public |private |static "
+    r"|func |fn |let |const |var |if\s*\(|for\s*\(|while\s*\(|\}|@\w+|SELECT |INSERT |<\w+[ >/]|</|//)"
+    r"|[;{}]\s*$|\):\s*$|=>|^\s*\w+(?:\.\w+)*\(.*\)\s*$"
+)
+
+
+def _is_code(text: str) -> bool:
+    """Most lines, and three at least, look like a program's: the model has no word for those."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    return len(lines) >= 3 and sum(bool(_CODE_LINE.search(line)) for line in lines) * 2 > len(lines)
 
 
 def _first(answer: Any) -> tuple[float, str]:

@@ -55,7 +55,7 @@ def is_card(found: str) -> bool:
     return (
         13 <= len(digits) <= 19
         and digits[0] in (2, 3, 4, 5, 6)
-        and len(set(digits)) > 2
+        and len(set(digits)) > 1
         and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
     )
 
@@ -140,9 +140,8 @@ KINDS = (
     Kind(
         name="phone",
         pattern=re.compile(
-            r"(?<![\w./-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{1,4}\)[ .-]?)?"
-            r"\d{2,4}[ .-]\d{3,4}[ .-]\d{3,4}(?![\w-]|\.\d)"
-            r"|(?<![\w./-])\+\d{9,15}(?!\w)|(?<![\w./-])0\d{1,2}-\d{3,4}-\d{4}(?![\w-])"
+            r"(?<![\w./-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5}|\(\d{2,4}\)[ .-]?\d{3,4}[ .-]\d{4}"
+            r"|\d{2,4}[ .-]\d{3,4}[ .-]\d{4})(?![\w-]|\.\d)"
         ),
         proof=is_phone,
     ),

@@ -20,17 +20,20 @@ _MARK = (
     r"\uff01-\uff0f\uff1a-\uff20"
 )
 _RUN = rf"[^\s{_MARK}]"
+# Marks that stay inside a word where one follows: f(x).y, a@b.org; hyphens, slashes and dashes part it.
+_INNER = r"()\[\]{}\"@#$%&*+|\\?!;^`~"
+_ENDING = r"(?:s|S|re|RE|ve|VE|ll|LL|d|D|m|M)\b"
 _WORD = re.compile(
     rf"""
       \.\.+ | --+
-    | \d+(?:[.,:]\d+)+                     # 1,000.50 and 10:30
-    | (?:[A-Za-z]\.){{2,}}                 # U.S.
-    | {_RUN}+?(?=n['’]t\b) | n['’]t\b      # do + n't
-    | ['’](?:s|re|ve|ll|d|m)\b
-    | {_RUN}+(?:['’](?!(?:s|re|ve|ll|d|m)\b){_RUN}+|\.(?=[a-z0-9]){_RUN}+)*
+    | \d+(?:[.,:]\d+)+                      # 1,000.50 and 10:30
+    | (?:[A-Za-z]\.){{2,}}                  # U.S.
+    | {_RUN}+?(?=[nN]['’][tT]\b) | [nN]['’][tT]\b   # do + n't
+    | ['’]{_ENDING}
+    | {_RUN}+(?:(?:['’](?!{_ENDING})|\.(?=[a-z0-9])|[{_INNER}]+){_RUN}+)*
     | \S
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE,
 )
 
 # Scripts that write no spaces: each character counts as a word where copies are compared.

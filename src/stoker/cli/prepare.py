@@ -205,6 +205,36 @@ def verify(dataset: str, as_json: bool) -> int:
 
 @command.command()
 @click.argument("dataset", type=existing)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page.")
+@json_option
+def report(dataset: str, html: Path | None, as_json: bool) -> None:
+    """Show what became of the documents of a DATASET.
+
+    From documents in to tokens out, by step and source, with samples of what was dropped.
+    """
+    from stoker.manifest import read_manifest
+    from stoker.prepare.finish import read_statistics
+    from stoker.report import curation
+    from stoker.storage import new_file
+
+    manifest, statistics = read_manifest(dataset), read_statistics(dataset)
+    if html:
+        with new_file(html) as file:
+            file.write(curation.page(dataset, manifest, statistics).encode())
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"dataset": dataset, **_sizes(manifest), "statistics": statistics.to_plain()}, indent=1
+            )
+        )
+    elif html:
+        click.echo(f"wrote {html}")
+    else:
+        click.echo("\n".join(curation.lines(dataset, manifest, statistics)))
+
+
+@command.command()
+@click.argument("dataset", type=existing)
 @click.option("--tokenizer", default="", metavar="NAME", help="The tokenizer its tokens came from, if known.")
 @json_option
 def index(dataset: str, tokenizer: str, as_json: bool) -> None:

@@ -73,7 +73,7 @@ def finish(job: Job) -> Prepared:
     for stage, count in job.plan.stages.items():
         check_stage(job, stage, count)
     results = job.results("write")
-    statistics = Statistics()
+    statistics = Statistics(order=job.plan.steps)
     for result in (*job.results("map"), *results):
         statistics.add(Statistics.from_plain(result["statistics"]))
     store = open_store(job.plan.out)

@@ -150,6 +150,13 @@ class Plan:
         return choose_sketch(self.near_dedup) if self.near_dedup else None
 
     @property
+    def steps(self) -> list[str]:
+        """What documents pass, by name, for statistics."""
+        meeting = {"duplicates": self.dedup, "near_duplicates": bool(self.near_dedup)}
+        named = [ask.step for ask in self.curation.steps]
+        return list(dict.fromkeys([*named, *(step for step, asked in meeting.items() if asked)]))
+
+    @property
     def exact_match(self) -> bool:
         """Without a shuffle copies do not meet by themselves: a match task must find them."""
         return self.dedup and not self.shuffle

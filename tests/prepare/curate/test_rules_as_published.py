@@ -1,6 +1,6 @@
 """The rules beside datatrove's own: the same verdicts on documents of several languages and kinds.
 
-`datatrove.json` holds datatrove 0.10.1's verdicts (spaCy 3 words) on the first documents of the generator; the
+`datatrove.json` holds datatrove 0.10.1's verdicts (spaCy 3 words) on the generator's first documents; the
 slow test asks datatrove itself, on 20,000. Differences come from words: spaCy knows units (5km),
 abbreviations and emoticons that one regular expression does not.
 """

@@ -36,6 +36,7 @@ class Statistics:
     # (which sum, source): documents_in, bytes_in, documents_out, bytes_out, tokens_out
     sources: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)  # the steps as documents passed them
 
     def drop(self, reason: str, text_bytes: int, documents: int = 1) -> None:
         self.dropped[reason] += documents
@@ -55,6 +56,7 @@ class Statistics:
         for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
         self.bad_examples = (self.bad_examples + other.bad_examples)[:_EXAMPLES]
+        self.order = list(dict.fromkeys([*self.order, *other.order]))
         for reason, some in other.examples.items():
             self.examples[reason] = (self.examples.get(reason, []) + some)[:_DROPPED_EXAMPLES]
 

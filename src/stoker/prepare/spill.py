@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -144,7 +145,7 @@ class SpillWriter:
         if self._sketch:
             pending.words += words
         if self._ordering.dedup:
-            contents = words if self._ordering.fold else texts.views()
+            contents: Sequence[Any] = words if self._ordering.fold else texts.views()  # buffers
             digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, contents)), ">u8").reshape(-1, 2)
             table["high"], table["low"] = digests[:, 0], digests[:, 1]
         pending.tables.append(table)

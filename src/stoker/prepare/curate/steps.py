@@ -193,7 +193,9 @@ def _repeated_paragraphs(**given: Any) -> Step:
 
 
 def _pii(**given: Any) -> Step:
-    return Private(**{key: tuple(value) if key == "kinds" else value for key, value in given.items()})
+    if "kinds" in given:
+        given["kinds"] = tuple(given["kinds"])
+    return Private(**given)
 
 
 STEPS: dict[str, Any] = {  # name: what makes the step of its options

@@ -63,7 +63,7 @@ def open_plain(source: Source) -> Iterator[BinaryIO]:
                 yield plain
         elif source.compression in ("xz", "bz2"):
             unpack = lzma.LZMAFile if source.compression == "xz" else _Bz2File
-            with io.BufferedReader(unpack(file)) as plain:  # type: ignore[arg-type]
+            with io.BufferedReader(unpack(file)) as plain:
                 yield plain
         else:
             yield file

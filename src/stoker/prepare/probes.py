@@ -31,8 +31,8 @@ EDGE_STRINGS = (
 
 
 def added_token_texts(added: Sequence[Any]) -> list[str]:
-    """Texts with added tokens in them: each alone, then those that overlap or meet white space, where one engine
-    matches before it normalises and another after."""
+    """Texts with added tokens in them: each alone, then those that overlap or meet white space, where one
+    engine matches before it normalises and another after."""
     kinds = {
         (token.normalized, token.lstrip, token.rstrip, token.single_word, token.special): token
         for token in added

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -94,7 +95,7 @@ def measure(scratch: Path, options: argparse.Namespace) -> dict:
         "seconds": seconds,
         "medians": {name: statistics.median(runs) for name, runs in seconds.items()},
         "agreement": agreement,
-        "machine": platform.platform(),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         "versions": {name: version(name) for name in ("datatrove", "rensa", "spacy", "numpy")},
     }
 

@@ -154,12 +154,28 @@ def find_manifest(url: str | Path) -> Manifest | None:
     read, or that cannot be reached, raises: nobody knows what it stands for."""
     try:
         return read_manifest(url)
-    except NoManifestError:
+    except NoManifestError as error:
+        if isinstance(denied := error.__cause__, DeniedError):
+            _check_unlisted(open_store(url), denied)
         return None
     except BadManifestError as error:
         if isinstance(reason := error.__cause__, StorageError):
             raise reason from reason.__cause__
         raise
+
+
+def _check_unlisted(store: Store, denied: DeniedError) -> None:
+    """Amazon answers 403 of what is not there to those who may not list, and of what they may not read to
+    all: only a listing tells one from the other, and whoever may write must not mix them up."""
+    try:
+        is_there = any(entry.path == NAME for entry in store.list())
+    except StorageError as error:
+        raise DeniedError(
+            f"{denied.message}; whether there is a dataset cannot be told, since listing is denied too",
+            hint="allow reading and listing there (s3:GetObject, s3:ListBucket), or choose another place",
+        ) from error
+    if is_there:
+        raise denied
 
 
 def is_absent(error: StorageError) -> bool:

@@ -73,9 +73,10 @@ def open_store(url: str | Path, *, timeout_s: float = 0.0) -> Store:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that appears under its name only when the block ends well, synced to disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+def new_file(path: Path, *, owner: str = "") -> Iterator[BinaryIO]:
+    """Write a file that appears under its name only when the block ends well, synced to disk. Its temporary
+    name tells the `owner`."""
+    temporary = path.with_name(f".{path.name}.{owner}{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from stoker.cli import progress
 from stoker.cli.prepare import _report
-from stoker.prepare.curate import Curation
+from stoker.prepare.curate.recipe import curation_of
 from stoker.prepare.sources.documents import Reading
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def test_what_was_dropped_and_what_was_skipped_for_the_same_reason_are_counted_a
 ) -> None:
     made = make(
         write_jsonl(tmp_path / "a.jsonl", ["a" * 2000, "b" * 100, "b" * 101, "kept"]),
-        curation=Curation(max_chars=50),
+        curation=curation_of(max_chars=50),
         reading=Reading(max_document_bytes=1000),
         on_error="skip",
     )

@@ -90,8 +90,18 @@ def test_a_failing_task_is_named_and_the_others_land(
     options = ("--on", "ray", "--ray-address", address, "--filter", "trouble:fail", "--workers", "1")
     done = bench.run("out", *options, environment=environment)
     assert done.returncode == 1
-    assert f"map task {MARKED_TASK}: RuntimeError: the flag is up" in done.stderr
+    assert f"map task {MARKED_TASK}: " in done.stderr
+    assert "the filter trouble:fail: RuntimeError: the flag is up" in done.stderr
     assert bench.done("out") == FILES - 1
+
+
+def test_a_curated_dataset_is_the_same_as_here(
+    bench: Bench, address: str, environment: dict[str, str]
+) -> None:
+    options = ("--curate", str(Path(__file__).with_name("recipe.json")))
+    done = bench.run("out", "--on", "ray", "--ray-address", address, *options, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert bench.dataset("out") == bench.made_here(*options)
 
 
 def test_ctrl_c_leaves_no_task_running_and_the_same_command_goes_on(

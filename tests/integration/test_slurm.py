@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,6 @@ from slurm_cluster import SlurmCluster, slurm_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +68,8 @@ def test_a_failing_task_is_named_the_others_land_and_the_same_command_runs_only_
     failed = bench.run("out", *options, environment=cluster.environment)
     assert failed.returncode == 1
     assert f"1 of {FILES} map tasks not done, 1 failed" in failed.stderr
-    assert f"map task {MARKED_TASK}: RuntimeError: the flag is up" in failed.stderr
+    assert f"map task {MARKED_TASK}: " in failed.stderr
+    assert "the filter trouble:fail: RuntimeError: the flag is up" in failed.stderr
     assert bench.done("out") == FILES - 1
     assert not (bench.folder / "out/manifest.json").exists()
 
@@ -85,7 +86,7 @@ def test_a_detached_run_finishes_by_itself(cluster: SlurmCluster, bench: Bench) 
     done = bench.run("out", *ON_SLURM, *options, "--detach", "--json", environment=cluster.environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert list(report["jobs"]) == ["map", "match", "write", "merge"]
+    assert list(report["jobs"]) == ["map", "match", "confirm", "cluster", "write", "merge"]
     assert report["look"].startswith("squeue --job ")
     wait_until((bench.folder / "out/manifest.json").exists, "the merge job has written the manifest")
     wait_until(cluster.is_idle, "the merge job has ended")
@@ -104,7 +105,8 @@ def test_a_detached_run_with_a_failing_task_says_so_in_the_merge_log_and_can_be_
     assert again["jobs"]["merge"] == report["jobs"]["merge"], "it was submitted twice"
     wait_until(cluster.is_idle, "the chain has ended")
     log = bench.folder / "out" / report["log"].rpartition("/")[2]
-    assert f"map task {MARKED_TASK}: RuntimeError: the flag is up" in log.read_text()
+    assert f"map task {MARKED_TASK}: " in log.read_text()
+    assert "RuntimeError: the flag is up" in log.read_text()
 
     bench.flag.unlink()
     bench.run("out", *options, environment=cluster.environment)
@@ -143,6 +145,22 @@ def test_a_task_whose_element_slurm_ended_is_named_with_slurms_reason(
         assert driver.wait(timeout=90) == 1
     assert f"map task {MARKED_TASK}: array element" in bench.said("out")
     assert "ended CANCELLED" in bench.said("out")
+
+
+def test_a_task_whose_element_is_killed_is_tried_again(cluster: SlurmCluster, bench: Bench) -> None:
+    bench.flag.touch()
+    options = (*ON_SLURM, "--filter", "trouble:die_once")
+    done = bench.run("out", *options, environment=cluster.environment)
+    assert done.returncode == 0, done.stderr
+    assert "died with their element; trying again" in done.stderr
+    assert bench.dataset("out") == bench.made_here("--filter", "trouble:die_once")
+
+
+def test_a_curated_dataset_is_the_same_as_here(cluster: SlurmCluster, bench: Bench) -> None:
+    options = ("--curate", str(Path(__file__).with_name("recipe.json")))
+    done = bench.run("out", *ON_SLURM, *options, environment=cluster.environment)
+    assert done.returncode == 0, done.stderr
+    assert bench.dataset("out") == bench.made_here(*options) == bench.made_here(*options, "--workers", "1")
 
 
 def test_what_sbatch_refuses_is_told_with_a_hint(cluster: SlurmCluster, bench: Bench) -> None:

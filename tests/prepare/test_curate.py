@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.errors import TaskError, UsageError
-from stoker.prepare.curate import Curation, Statistics, quality_fault
+from stoker.prepare.curate.recipe import curation_of
+from stoker.prepare.curate.rules import GopherQuality, GopherRepetition
+from stoker.prepare.curate.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,33 +27,40 @@ PROSE = (
 )
 
 
+def fault(text: str) -> str:
+    return GopherRepetition().fault(text) or GopherQuality().fault(text)
+
+
 def test_prose_breaks_no_rule() -> None:
-    assert quality_fault(PROSE) == ""
+    assert fault(PROSE) == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "rule"),
     [
-        ("too few words", "word_count"),
-        ("a b c " * 40, "word_length"),
-        ("extraordinarily-long-compounds-everywhere " * 60, "word_length"),
-        (PROSE.replace(" ", " ... "), "symbols"),
-        (PROSE + " 12345" * 80, "not_alphabetic"),
-        ("\n".join(["the very same line of text again"] * 20), "repeated_lines"),
+        (" ".join(PROSE.split()[:45]), "gopher_short_doc"),
+        (PROSE.replace(" ", " ... "), "gopher_too_many_ellipsis"),
+        (PROSE.replace(" ", " # "), "gopher_too_many_hashes"),
+        (PROSE + " ".join(map(str, range(1000, 1080))), "gopher_below_alpha_threshold"),
+        ("\n".join(["the very same line of text again"] * 20), "dup_line_frac"),
+        ("lorem ipsum " * 200, "top_2_gram"),
+        ("\n".join(f"- {line}" for line in PROSE.split(". ")), "gopher_too_many_bullets"),
+        ("...\n".join(PROSE.split(". ")) + "...", "gopher_too_many_end_ellipsis"),
+        (" ".join(f"{word[::-1]}{at}x" for at, word in enumerate(PROSE.split())), "gopher_enough_stop_words"),
     ],
 )
-def test_the_first_broken_rule_is_named(text: str, fault: str) -> None:
-    assert quality_fault(text) == fault
+def test_the_first_broken_rule_is_named(text: str, rule: str) -> None:
+    assert fault(text) == rule
 
 
 def test_quality_drops_what_breaks_a_rule(
     make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [PROSE, "too short", PROSE + " 12345" * 80])
-    found = make(path, curation=Curation(quality=True)).statistics
+    found = make(path, curation=curation_of(quality=True)).statistics
     assert (read_tokens(tmp_path / "out"), found.dropped) == (
         [encode(PROSE)],
-        {"word_count": 1, "not_alphabetic": 1},
+        {"top_2_gram": 2},
     )
 
 
@@ -59,7 +68,7 @@ def test_short_and_long_documents_are_dropped(
     make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ["ab", "abc", "äöüß", "abcde", "abcdef"])
-    found = make(path, curation=Curation(min_chars=3, max_chars=5), shuffle=False).statistics
+    found = make(path, curation=curation_of(min_chars=3, max_chars=5), shuffle=False).statistics
     assert read_tokens(tmp_path / "out") == [encode(text) for text in ("abc", "äöüß", "abcde")]
     assert found.dropped == {"too_short": 1, "too_long": 1}
 
@@ -89,7 +98,7 @@ def test_a_filter_keeps_drops_and_replaces(
     filter_module: str, make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ["fine", "spam spam", "a secret"])
-    found = make(path, curation=Curation(filter=f"{filter_module}:judge"), shuffle=False).statistics
+    found = make(path, curation=curation_of(filter=f"{filter_module}:judge"), shuffle=False).statistics
     assert read_tokens(tmp_path / "out") == [encode("fine"), encode("a [gone]")]
     assert found.dropped == {"filter": 1}
 
@@ -98,7 +107,7 @@ def test_what_a_filter_leaves_too_short_is_dropped(
     filter_module: str, make: Make, write_jsonl: Any, encode: Encode, read_tokens: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ["fine", "nothing", "nothing!"])
-    found = make(path, curation=Curation(filter=f"{filter_module}:judge"), shuffle=False).statistics
+    found = make(path, curation=curation_of(filter=f"{filter_module}:judge"), shuffle=False).statistics
     assert read_tokens(tmp_path / "out") == [encode("fine"), encode("!")]
     assert found.dropped == {"empty": 1}
     assert found.bytes_in == len("fine" + "nothing" + "nothing!")
@@ -110,21 +119,21 @@ def test_a_filter_whose_module_is_broken_is_wrong_usage(
 ) -> None:
     (tmp_path / f"{filter_module}.py").write_text(content)
     with pytest.raises(UsageError, match="cannot load the filter"):
-        make(corpus, curation=Curation(filter=f"{filter_module}:judge"))
+        make(corpus, curation=curation_of(filter=f"{filter_module}:judge"))
 
 
 def test_a_filter_that_raises_fails_the_task_in_its_own_words(
     filter_module: str, make: Make, write_jsonl: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ["fine"])
-    with pytest.raises(TaskError, match="ZeroDivisionError: boom"):
-        make(path, curation=Curation(filter=f"{filter_module}:breaks"))
+    with pytest.raises(TaskError, match=r"the filter .*:breaks: ZeroDivisionError: boom"):
+        make(path, curation=curation_of(filter=f"{filter_module}:breaks"))
 
 
 @pytest.mark.parametrize("name", ["nonsense", "no_such_module_of_ours:f", "json:no_such_function"])
 def test_a_filter_that_cannot_be_loaded_is_wrong_usage(name: str, make: Make, corpus: Path) -> None:
     with pytest.raises(UsageError, match="cannot load the filter"):
-        make(corpus, curation=Curation(filter=name))
+        make(corpus, curation=curation_of(filter=name))
 
 
 def test_a_filter_works_in_worker_processes(

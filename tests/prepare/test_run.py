@@ -16,7 +16,7 @@ from stoker.manifest import read_manifest
 from stoker.prepare import encode as encode_module
 from stoker.prepare import tasks
 from stoker.prepare.check import verify_dataset
-from stoker.prepare.curate import Curation
+from stoker.prepare.curate.recipe import curation_of
 from stoker.prepare.writer import write_shard
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_a_last_document_without_tokens_is_a_document(
     options: dict[str, Any], make: Make, write_jsonl: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["coal", "more coal", ""])
-    made = make(path, eod="none", curation=Curation(min_chars=0), **options)
+    made = make(path, eod="none", curation=curation_of(min_chars=0), **options)
     assert (made.manifest.samples, verify_dataset(str(tmp_path / "out"))) == (3, [])
 
 
@@ -517,6 +517,6 @@ def test_files_of_several_kinds_become_one_dataset(
 
 
 def _curation(**given: Any) -> Any:
-    from stoker.prepare.curate import Curation
+    from stoker.prepare.curate.recipe import curation_of
 
-    return Curation(**given)
+    return curation_of(**given)

@@ -258,12 +258,12 @@ def wrong_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], b
 
 @pytest.fixture
 def two_files(texts: list[str], write_jsonl: Any, tmp_path: Path) -> Path:
-    """A file of good documents, which an engine is tried on, and one of marked documents: enough of
-    them that some are in the sample that is checked during the run."""
+    """Good documents, which an engine is tried on, and behind them marked ones: so many that some are in the
+    sample that is checked during the run."""
     folder = tmp_path / "two"
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", texts[:100])
-    write_jsonl(folder / "b.jsonl", MARKED)
+    write_jsonl(folder / "b.jsonl", [*texts[100:200], *MARKED])
     return folder
 
 
@@ -340,7 +340,7 @@ def test_a_mismatch_falls_back_to_the_reference_if_asked(
     wrong_engine(lambda text: start or text.startswith("MARKED"))
     done = make(two_files, engine="fastokens", on_mismatch="fallback", shuffle=False)
     assert done.manifest.tokenizer.engine == "huggingface"
-    wanted = [*texts[:100], *MARKED]
+    wanted = [*texts[:200], *MARKED]
     assert read_tokens(tmp_path / "out") == [encode(text) for text in wanted]
 
 

@@ -77,13 +77,26 @@ def command() -> None:
 @click.option(
     "--near-dedup",
     type=float,
-    default=0.0,
     metavar="SIMILARITY",
-    help="Also drop near copies: documents this similar (0.8, say) to an earlier one.",
+    help="Also drop near copies: documents this similar (0.8, say) to another.  [default: the recipe's]",
+)
+@click.option(
+    "--curate",
+    default="none",
+    show_default=True,
+    metavar="web|none|FILE",
+    help="Steps that documents pass: those of a web corpus, none, or a YAML file's.",
+)
+@click.option(
+    "--languages",
+    default="",
+    metavar="CODE,...",
+    callback=lambda context, option, value: tuple(code for code in (value or "").split(",") if code),
+    help="Keep documents of these languages, as en,ko.",
 )
 @click.option("--min-chars", default=1, show_default=True, help="Drop shorter documents.")
 @click.option("--max-chars", default=0, help="Drop longer documents.  [default: keep]")
-@click.option("--quality", is_flag=True, help="Drop what breaks the Gopher quality rules.")
+@click.option("--quality", is_flag=True, help="Drop what breaks the Gopher quality and repetition rules.")
 @click.option(
     "--filter",
     default="",
@@ -192,6 +205,36 @@ def verify(dataset: str, as_json: bool) -> int:
 
 @command.command()
 @click.argument("dataset", type=existing)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page.")
+@json_option
+def report(dataset: str, html: Path | None, as_json: bool) -> None:
+    """Show what became of the documents of a DATASET.
+
+    From documents in to tokens out, by step and source, with samples of what was dropped.
+    """
+    from stoker.manifest import read_manifest
+    from stoker.prepare.finish import read_statistics
+    from stoker.report import curation
+    from stoker.storage import new_file
+
+    manifest, statistics = read_manifest(dataset), read_statistics(dataset)
+    if html:
+        with new_file(html) as file:
+            file.write(curation.page(dataset, manifest, statistics).encode())
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"dataset": dataset, **_sizes(manifest), "statistics": statistics.to_plain()}, indent=1
+            )
+        )
+    elif html:
+        click.echo(f"wrote {html}")
+    else:
+        click.echo("\n".join(curation.lines(dataset, manifest, statistics)))
+
+
+@command.command()
+@click.argument("dataset", type=existing)
 @click.option("--tokenizer", default="", metavar="NAME", help="The tokenizer its tokens came from, if known.")
 @json_option
 def index(dataset: str, tokenizer: str, as_json: bool) -> None:
@@ -217,17 +260,20 @@ def merge(folder: Path) -> None:
 
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
-    from stoker.prepare.curate import Curation
+    from stoker.prepare.curate.recipe import read_recipe, with_flags
     from stoker.prepare.plan import Options
     from stoker.prepare.sources.documents import Reading
 
+    flags = {name: given[name] for name in ("min_chars", "max_chars", "quality", "filter", "languages")}
+    recipe = with_flags(read_recipe(given["curate"]), **flags)
     return Options(
         sources=sources,
         reading=Reading(**_chosen(Reading, given)),
-        curation=Curation(**_chosen(Curation, given)),
+        curation=recipe.curation,
+        near_dedup=recipe.near_dedup if given["near_dedup"] is None else given["near_dedup"],
         shuffle=not given["no_shuffle"],
         dedup=not given["no_dedup"],
-        **_chosen(Options, given),
+        **{name: value for name, value in _chosen(Options, given).items() if name != "near_dedup"},
     )
 
 

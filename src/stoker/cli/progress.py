@@ -20,7 +20,7 @@ from stoker.formats.sizes import counted
 from stoker.prepare.plan import Plan
 
 _LINE_EVERY_S = 5.0
-_VERBS = {"map": "tokenise", "match": "compare", "write": "write"}
+_VERBS = {"map": "tokenise", "match": "compare"}
 
 
 class Progress:

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from stoker import __version__
 from stoker.errors import BadManifestError, BadShardError, StokerError, UsageError
@@ -28,6 +29,8 @@ from stoker.manifest import (
     read_manifest,
     write_manifest,
 )
+from stoker.prepare.finish import STATISTICS_NAME, read_statistics
+from stoker.prepare.job import TOKENIZER_NAME
 from stoker.prepare.tokens import load_tokenizer
 from stoker.storage import Store, join_url, named_errors, open_store
 
@@ -45,7 +48,39 @@ def verify_dataset(url: str) -> list[str]:
         return found or _shard_faults(store, shard, manifest)
 
     with ThreadPoolExecutor(usable_cores()) as threads:  # reading and hashing release the GIL
-        return [fault for faults in threads.map(check, manifest.shards) for fault in faults]
+        faults = [fault for faults in threads.map(check, manifest.shards) for fault in faults]
+    return faults + _side_faults(url, store, manifest)
+
+
+def _side_faults(url: str, store: Store, manifest: Manifest) -> list[str]:
+    """The files beside the shards that `prepare` wrote: an adopted dataset has none of them."""
+    if not manifest.plan:
+        return []
+    faults = []
+    try:
+        counted_out = read_statistics(url)
+        if counted_out.tokens_out * manifest.epochs != manifest.tokens:
+            faults.append(
+                f"{join_url(store.url, STATISTICS_NAME)} counts {counted_out.tokens_out:,} tokens an epoch, "
+                f"its manifest {manifest.tokens:,} in {counted(manifest.epochs, 'epoch')}"
+            )
+    except StokerError as error:
+        faults.append(error.message)
+    return faults + _tokenizer_faults(store, manifest)
+
+
+def _tokenizer_faults(store: Store, manifest: Manifest) -> list[str]:
+    """The definition must be the one that the manifest names by its digest."""
+    record = manifest.tokenizer
+    if record is None or record.engine == "tiktoken":
+        return []
+    name = join_url(store.url, TOKENIZER_NAME)
+    try:
+        with named_errors("read", name), store.open(TOKENIZER_NAME) as file:
+            found = xxhash.xxh3_128_hexdigest(file.read())
+    except StokerError as error:
+        return [error.message]
+    return [] if found == record.digest else [f"{name} is not the tokenizer that its manifest names"]
 
 
 def _file_faults(

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from stoker.errors import BadInputError
-from stoker.prepare.curate import Curator, Statistics
+from stoker.prepare.curate.pipeline import Curator
+from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.plan import Plan
 from stoker.prepare.sources.documents import BLOCK_BYTES, Documents, Source, Texts, describe, locations
 from stoker.prepare.sources.read import read_piece
@@ -24,7 +25,7 @@ class Encoder:
 
     def __init__(self, plan: Plan, tokenizer: Tokenizer) -> None:
         self._plan = plan
-        self._curator = Curator(plan.curation)
+        self._curator = Curator(plan.curation, plan.sources)
         self._engine: Engine = open_engine(plan.tokenizer.engine, tokenizer)
         exact = plan.tokenizer.engine == tokenizer.reference
         self._referee = None if exact else Referee(tokenizer, plan.tokenizer.engine)
@@ -35,6 +36,7 @@ class Encoder:
         for documents in _blocks(self._plan, split):
             _note_bad(self._plan, documents, statistics)
             kept = self._curator.keep(documents, statistics)
+            _note_bad(self._plan, kept, statistics)
             statistics.documents_in += len(documents.texts)
             statistics.bytes_in += documents.texts.bytes
             if len(kept.texts):
@@ -77,7 +79,13 @@ def _note_bad(plan: Plan, documents: Documents, statistics: Statistics) -> None:
     for record in documents.bad:
         sentence = f"{record.where}: {record.reason}: {record.detail}"
         if plan.on_error == "stop":
-            raise BadInputError(
-                sentence, hint="mend the data, or leave such records out (and counted) with --on-error skip"
-            )
-        statistics.note_bad(record.reason, sentence)
+            raise BadInputError(sentence, hint=_HINTS.get(record.reason, _MEND))
+        statistics.note_bad(record.reason, sentence, documents=record.documents)
+
+
+_MEND = "mend the data, or leave such records out (and counted) with --on-error skip"
+_HINTS = {
+    "missing_field": f"name the field that holds the text with --field; else {_MEND}",
+    "not_text": f"name the field that holds the text with --field; else {_MEND}",
+    "too_long": f"raise the limit with --max-document-size; else {_MEND}",
+}

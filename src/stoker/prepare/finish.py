@@ -15,11 +15,18 @@ from typing import Any
 import numpy as np
 
 from stoker import __version__
-from stoker.errors import BadInputError, EngineMismatchError, StorageError, TaskError, UsageError
+from stoker.errors import (
+    BadInputError,
+    BadManifestError,
+    EngineMismatchError,
+    StorageError,
+    TaskError,
+    UsageError,
+)
 from stoker.formats.sizes import counted
 from stoker.manifest import NAME as MANIFEST_NAME
 from stoker.manifest import FileRecord, Manifest, find_manifest, is_absent, write_manifest
-from stoker.prepare.curate import Statistics
+from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.plan import Plan
 from stoker.prepare.writer import Shard
@@ -66,7 +73,7 @@ def finish(job: Job) -> Prepared:
     for stage, count in job.plan.stages.items():
         check_stage(job, stage, count)
     results = job.results("write")
-    statistics = Statistics()
+    statistics = Statistics(order=job.plan.steps)
     for result in (*job.results("map"), *results):
         statistics.add(Statistics.from_plain(result["statistics"]))
     store = open_store(job.plan.out)
@@ -152,9 +159,20 @@ def already_there(plan: Plan) -> Prepared | None:
     store = open_store(plan.out)
     if manifest is None or not all(_is_delivered(store, file) for file in manifest.files()):
         return None
-    with store.open(STATISTICS_NAME) as file:
-        statistics = Statistics.from_plain(json.loads(file.read()))
-    return Prepared(url=plan.out, manifest=manifest, statistics=statistics)
+    return Prepared(url=plan.out, manifest=manifest, statistics=read_statistics(plan.out))
+
+
+def read_statistics(url: str) -> Statistics:
+    """What `prepare` counted when it made this dataset."""
+    name = join_url(url, STATISTICS_NAME)
+    try:
+        with open_store(url).open(STATISTICS_NAME) as file:
+            return Statistics.from_plain(json.loads(file.read()))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BadManifestError(
+            f"{name} cannot be read: {error}",
+            hint=f"restore it, or delete {join_url(url, MANIFEST_NAME)} too and run the same command again",
+        ) from error
 
 
 def _is_delivered(store: Store, file: FileRecord) -> bool:

@@ -68,8 +68,8 @@ class Job:
     def spill(self, number: int) -> Path:
         return self.folder / "spill" / f"map-{number:05d}"
 
-    def drops(self, number: int) -> Path:
-        return self.folder / "drops" / f"match-{number:05d}.u64"
+    def drops(self, stage: str, number: int) -> Path:
+        return self.folder / "drops" / f"{stage}-{number:05d}.u64"
 
     @property
     def bands(self) -> int:

@@ -1,8 +1,9 @@
-"""Near-duplicate detection: MinHash signatures over token n-grams, compared band by band (LSH).
+"""Near-duplicate detection: MinHash signatures over n-grams of folded words, compared band by band (LSH).
 
-A document is dropped when an earlier one agrees with it in a whole band. The signature is computed on
-the token ids with a few numpy operations per hash function for all documents of a run at once, because
-a Python loop over n-grams costs more than the tokenising.
+Documents that agree in a whole band are candidates; the true similarity of their n-grams confirms a pair,
+and pairs that share a document are one cluster, of which one stays. Signatures are computed with a few numpy
+operations per hash function for all documents of a run at once, because a Python loop over n-grams costs
+more than the tokenising.
 """
 
 from __future__ import annotations
@@ -17,28 +18,33 @@ from stoker.errors import UsageError
 from stoker.mixing import mixed
 from stoker.prepare.shuffle import Table
 
-HASHES = 112  # as many hash functions as datatrove takes: 14 bands of 8 at the usual threshold
-SHINGLE = 5  # tokens
+HASHES = 112  # as many hash functions as datatrove takes
+SHINGLE = 5  # words
+_FOUND = 0.99  # of the pairs at the threshold, so many at least are candidates
+_NEIGHBOURS = 8  # with which a document is compared in a band where many agree, beside the first of them
 _BLOCK = 1 << 18  # shingles per round: every array of a round stays in the second-level cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sketch:
-    """How many bands of how many hashes; documents this similar agree in a band half of the time."""
+    """How many bands of how many hashes, and the similarity that makes documents copies."""
 
     bands: int
     rows: int
+    threshold: float = 0.8
 
 
 def choose_sketch(threshold: float) -> Sketch:
-    """Bands and rows whose collision curve is steepest nearest to the threshold, (1 / bands)^(1 / rows)."""
+    """The longest bands with which pairs at the threshold are still found: what else they let through is
+    sorted out by the true similarity."""
     if not 0.0 < threshold < 1.0:
         raise UsageError(
             f"near-duplicate threshold {threshold} is not a similarity",
             hint="use a number between 0 and 1; 0.8 drops documents that share most of their 5-grams",
         )
-    rows = min(range(2, 33), key=lambda r: abs((r / HASHES) ** (1 / r) - threshold))
-    return Sketch(bands=HASHES // rows, rows=rows)
+    found = {r: 1 - (1 - threshold**r) ** (HASHES // r) for r in range(1, 33)}
+    rows = max((r for r, chance in found.items() if chance >= _FOUND), default=1)
+    return Sketch(bands=HASHES // rows, rows=rows, threshold=threshold)
 
 
 def bands(tokens: npt.NDArray[Any], table: Table, sketch: Sketch) -> npt.NDArray[np.uint64]:
@@ -109,9 +115,59 @@ def _functions(count: int) -> list[tuple[np.uint32, np.uint32]]:
     return list(zip(factors, offsets, strict=True))
 
 
+def shingle_sets(
+    words: npt.NDArray[np.uint64], table: Table
+) -> tuple[list[npt.NDArray[np.uint32]], npt.NDArray[np.uint32]]:
+    """The distinct shingles of each document, sorted, and how many there are."""
+    sets = []
+    for first, last in _document_blocks(table):
+        shingles, starts = _shingles(words, table[first:last])
+        sets += [np.unique(part) for part in np.split(shingles, starts[1:])]
+    return sets, np.array([len(one) for one in sets], np.uint32)
+
+
+def similarity(one: npt.NDArray[np.uint32], other: npt.NDArray[np.uint32]) -> float:
+    """Jaccard's index of two sorted sets."""
+    if min(len(one), len(other)) == 0:
+        return 0.0
+    both = np.concatenate([one, other])
+    both.sort()
+    shared = int((both[1:] == both[:-1]).sum())
+    return shared / (len(both) - shared)
+
+
+def candidates(values: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Pairs of rows whose value is the same: each with the first that has it and with its next neighbours, so
+    that a page which a crawl holds a million times makes millions of pairs and not their square."""
+    order = np.lexsort((rows, values))
+    values, rows = values[order], rows[order]
+    first = rows[np.searchsorted(values, values)]
+    pairs = [np.stack([first, rows], axis=1)[first != rows]]
+    for ahead in range(1, _NEIGHBOURS + 1):
+        same = values[ahead:] == values[:-ahead]
+        pairs.append(np.stack([rows[:-ahead][same], rows[ahead:][same]], axis=1))
+    return np.unique(np.concatenate(pairs), axis=0)
+
+
+def clusters(pairs: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """(the rows that stand in a pair, a number for each that those of one cluster share): union-find."""
+    rows, flat = np.unique(pairs, return_inverse=True)
+    parents = list(range(len(rows)))
+
+    def root(node: int) -> int:
+        while parents[node] != node:
+            parents[node] = node = parents[parents[node]]
+        return node
+
+    for one, other in flat.reshape(-1, 2).tolist():
+        a, b = root(one), root(other)
+        parents[max(a, b)] = min(a, b)
+    return rows, np.array([root(node) for node in range(len(rows))], np.int64)
+
+
 def later_copies(values: npt.NDArray[np.uint64], places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The places of documents whose value stands at an earlier place too. Values may have columns."""
-    columns = values.reshape(len(values), -1)
+    columns = values.reshape(len(values), -1) if len(values) else values.reshape(0, 1)
     order = np.lexsort((places, *columns.T))
     ordered = columns[order]
     repeated = (ordered[1:] == ordered[:-1]).all(axis=1)

@@ -20,7 +20,7 @@ from stoker.errors import BadManifestError, UsageError
 from stoker.formats.megatron import token_dtype
 from stoker.formats.sizes import counted
 from stoker.manifest import TokenizerRecord
-from stoker.prepare.curate import Curation, filter_digest
+from stoker.prepare.curate.recipe import Curation
 from stoker.prepare.neardup import Sketch, choose_sketch
 from stoker.prepare.shuffle import KEYS, Cells
 from stoker.prepare.sources.discover import cut
@@ -39,6 +39,7 @@ _SPLITS, _SPLIT_BYTES = 64, (4 << 20, 256 << 20)
 _FEW_SHARDS, _SMALL_SHARD = 8, 16 << 20
 _LARGEST_DOCUMENT = 1 << 30
 _CELL_BYTES = 64 << 20  # tokens and text gathered at once in pass two
+_CONFIRM_TASKS = 4  # per partition of the bands: each reads the candidates of all, and compares its part
 _MATCH_BYTES = 8 << 30  # source bytes per partition of a band: some 2 M documents, 50 MB of keys
 
 
@@ -105,7 +106,7 @@ class Plan:
     near_dedup: float
     on_error: str
     out: str
-    filter_digest: str
+    curation_digest: str
 
     @cached_property
     def digest(self) -> str:
@@ -126,7 +127,13 @@ class Plan:
 
     @property
     def ordering(self) -> Ordering:
-        return Ordering(shuffle=self.shuffle, dedup=self.dedup, seed=self.seed, epochs=self.epochs)
+        return Ordering(
+            shuffle=self.shuffle,
+            dedup=self.dedup,
+            seed=self.seed,
+            epochs=self.epochs,
+            fold=self.curation.fold,
+        )
 
     @property
     def marks(self) -> Marks:
@@ -143,6 +150,13 @@ class Plan:
         return choose_sketch(self.near_dedup) if self.near_dedup else None
 
     @property
+    def steps(self) -> list[str]:
+        """What documents pass, by name, for statistics."""
+        meeting = {"duplicates": self.dedup, "near_duplicates": bool(self.near_dedup)}
+        named = [ask.step for ask in self.curation.steps]
+        return list(dict.fromkeys([*named, *(step for step, asked in meeting.items() if asked)]))
+
+    @property
     def exact_match(self) -> bool:
         """Without a shuffle copies do not meet by themselves: a match task must find them."""
         return self.dedup and not self.shuffle
@@ -156,6 +170,8 @@ class Plan:
         counts = {
             "map": len(self.splits),
             "match": bands * self.match_parts,
+            "confirm": _CONFIRM_TASKS * self.match_parts if self.sketch else 0,
+            "cluster": 1 if self.sketch else 0,
             "write": max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes),
         }
         return {stage: count for stage, count in counts.items() if count}
@@ -200,7 +216,7 @@ def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerR
         splits=tuple(cut(sources, split_bytes=split_bytes)),
         tokenizer=tokenizer,
         family=family,
-        filter_digest=filter_digest(options.curation.filter) if options.curation.filter else "",
+        curation_digest=options.curation.digest(),
         **{name: getattr(options, name) for name in _SHARED},
     )
 
@@ -235,7 +251,7 @@ def _from_plain(raw: dict[str, Any]) -> Plan:
             "sources": tuple(Source(**source) for source in raw["sources"]),
             "splits": tuple(tuple(Piece(**piece) for piece in split) for split in raw["splits"]),
             "reading": Reading(**raw["reading"]),
-            "curation": Curation(**raw["curation"]),
+            "curation": Curation.from_plain(raw["curation"]),
             "tokenizer": TokenizerRecord(**raw["tokenizer"]),
         }
     )

@@ -16,19 +16,23 @@ from typing import Protocol
 import xxhash
 
 from stoker.errors import EngineMismatchError, StokerError, UsageError, require
+from stoker.formats.sizes import counted
 from stoker.formats.zstd import zstd_module
 from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
 from stoker.prepare.finish import Prepared, already_there, check_out, check_stage, clean_up, finish
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
+from stoker.prepare.leftovers import sweep
 from stoker.prepare.plan import Options, Plan, make_plan
 from stoker.prepare.sources.discover import check_reading, discover
 from stoker.prepare.sources.documents import Piece, Source
 from stoker.prepare.sources.read import read_piece
 from stoker.storage import is_local, local_path, new_file
 
-_FIRST_DOCUMENTS, _FIRST_CHARS = 64, 4096  # what an engine is tried on before it is chosen
+# What an engine is tried on before it is chosen: documents of up to four files of each source named.
+_FIRST_DOCUMENTS, _FIRST_CHARS, _FEWEST = 64, 4096, 2
+_TRIED, _TRIED_AT_MOST = 4, 64
 
 
 class Launcher(Protocol):
@@ -110,6 +114,8 @@ def _done_before(job: Job, watcher: Watcher) -> Prepared | None:
 
 
 def _make(job: Job, launcher: Launcher, watcher: Watcher) -> Prepared:
+    if swept := sweep((job.spill(0).parent, job.target)):
+        watcher.note(f"removed {counted(swept, 'file')} that killed tasks had left half written")
     seconds = {}
     for stage, count in job.plan.stages.items():
         started = time.monotonic()
@@ -139,13 +145,7 @@ def assist(options: Options, crew: Crew, *, watcher: Watcher, work: Path | None 
     watcher.stage(stage, total=count, done=count - len(missing))
     # the work folder goes as soon as all is written: what of it is ours is all that may be looked at now
     failed: list[int] = []
-
-    def note(number: int) -> None:
-        watcher.advance(stage, number)
-        if job.ledger.failure(stage, number):
-            failed.append(number)
-
-    crew.run_ours(job.ledger, stage, missing, note)
+    crew.run_ours(job.ledger, stage, missing, _follow(job, stage, watcher, failed))
     if failed:
         check_stage(job, stage, count)
 
@@ -229,8 +229,20 @@ def run_stage(job: Job, stage: str, count: int, launcher: Launcher, watcher: Wat
     missing = missing_tasks(job, stage, count)
     watcher.stage(stage, total=count, done=count - len(missing))
     # Also where nothing is missing: what an earlier driver left running must end before the folder goes.
-    launcher.run(job.ledger, stage, missing, lambda number: watcher.advance(stage, number))
+    launcher.run(job.ledger, stage, missing, _follow(job, stage, watcher, []))
     check_stage(job, stage, count)
+
+
+def _follow(job: Job, stage: str, watcher: Watcher, failed: list[int]) -> Callable[[int], None]:
+    """Tells the watcher of each task that ended well; one that failed is no step towards the end."""
+
+    def ended(number: int) -> None:
+        if job.ledger.failure(stage, number):
+            failed.append(number)
+        else:
+            watcher.advance(stage, number)
+
+    return ended
 
 
 def missing_tasks(job: Job, stage: str, count: int) -> list[int]:
@@ -240,14 +252,26 @@ def missing_tasks(job: Job, stage: str, count: int) -> list[int]:
 
 
 def _first_documents(sources: Sequence[Source], options: Options) -> list[str]:
-    """The start of the first documents of the first source; bad records are the map task's to report."""
-    source = sources[0]
+    """The start of the first documents of sources from the first to the last, one of each name and kind at
+    least; bad records are the map task's to report."""
+    by_name: dict[tuple[str, str], list[int]] = {}
+    for number, source in enumerate(sources):
+        by_name.setdefault((source.origin, source.kind), []).append(number)
+    spread = [
+        numbers[len(numbers) * turn // _TRIED] for numbers in by_name.values() for turn in range(_TRIED)
+    ]
+    chosen = sorted(dict.fromkeys(spread))[:_TRIED_AT_MOST]
+    each = max(_FEWEST, _FIRST_DOCUMENTS // len(chosen))
+    return [text for number in chosen for text in _documents_of(sources[number], number, options, each)]
+
+
+def _documents_of(source: Source, number: int, options: Options, wanted: int) -> list[str]:
     stop = source.bytes if source.units == source.bytes else 1
     texts: list[str] = []
-    for documents in read_piece(source, Piece(source=0, start=0, stop=stop), options.reading):
-        wanted = min(len(documents.texts), _FIRST_DOCUMENTS - len(texts))
-        texts += [documents.texts.text(number)[:_FIRST_CHARS] for number in range(wanted)]
-        if len(texts) >= _FIRST_DOCUMENTS:
+    for documents in read_piece(source, Piece(source=number, start=0, stop=stop), options.reading):
+        here = min(len(documents.texts), wanted - len(texts))
+        texts += [documents.texts.text(number)[:_FIRST_CHARS] for number in range(here)]
+        if len(texts) >= wanted:
             break
     return texts
 

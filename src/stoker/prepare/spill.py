@@ -4,6 +4,7 @@
     NAME.eE.text     their texts, where the output format wants them
     NAME.eE.docs     one DOCUMENT row each
     NAME.bands       MinHash bands, band by band within a run, where near duplicates are looked for
+    NAME.shingles    the n-grams that prove or refute a near duplicate, and in NAME.counts how many each has
 
 A spill is scratch: not synced, since a marker whose files are lost or short does not count.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +24,9 @@ import numpy.typing as npt
 import xxhash
 
 from stoker.manifest import FileRecord
-from stoker.prepare.neardup import Sketch, bands
+from stoker.prepare.curate.words import folded_hashes
+from stoker.prepare.leftovers import hold, owner
+from stoker.prepare.neardup import Sketch, bands, shingle_sets
 from stoker.prepare.shuffle import (
     DOCUMENT,
     Gathered,
@@ -32,6 +37,7 @@ from stoker.prepare.shuffle import (
     slices,
     sorted_by_key,
 )
+from stoker.prepare.sources.documents import Texts, sources_of
 from stoker.prepare.tokens import Encoded
 from stoker.storage import named_errors
 
@@ -47,6 +53,7 @@ class Ordering:
     dedup: bool
     seed: int
     epochs: int
+    fold: bool = False  # copies are told by their folded words
 
     def ordered(self, table: Table, epoch: int) -> Table:
         """A copy of the table in this epoch's order, with its keys."""
@@ -84,6 +91,7 @@ def encoded_group(block: Encoded, dtype: np.dtype[Any], marks: Marks, *, keep_te
     table["tokens"] = lengths + marks.count
     table["start"] = (np.cumsum(table["tokens"], dtype=np.int64) - table["tokens"]) * item
     table["text_start"], table["text_bytes"] = block.texts.offsets[:-1], block.texts.sizes
+    table["location"] = block.locations
     tokens = memoryview(marks.joined(views, dtype))
     texts = block.texts.data.data if keep_texts else memoryview(b"")
     return Gathered(table=table, tokens=tokens, texts=texts)
@@ -96,6 +104,7 @@ class _Pending:
     tables: list[Table] = field(default_factory=list)
     tokens: list[npt.NDArray[Any]] = field(default_factory=list)
     texts: list[memoryview] = field(default_factory=list)
+    words: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     token_count: int = 0
     text_bytes: int = 0
 
@@ -121,6 +130,7 @@ class SpillWriter:
         self._written = {suffix: [0] * ordering.epochs for suffix in ("tokens", "text")}
         self.runs: list[dict[str, int]] = []
         self.copies = self.copied_bytes = 0
+        self.copied_of: Counter[int] = Counter()  # by source
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, block: Encoded) -> None:
@@ -131,10 +141,12 @@ class SpillWriter:
         table["text_bytes"] = texts.sizes
         table["start"] = block.offsets[:-1] + pending.token_count
         table["tokens"] = np.diff(block.offsets)
+        words = _words_of(texts) if self._sketch or self._ordering.fold else []
+        if self._sketch:
+            pending.words += words
         if self._ordering.dedup:
-            digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, texts.views())), ">u8").reshape(
-                -1, 2
-            )
+            contents: Sequence[Any] = words if self._ordering.fold else texts.views()  # buffers
+            digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, contents)), ">u8").reshape(-1, 2)
             table["high"], table["low"] = digests[:, 0], digests[:, 1]
         pending.tables.append(table)
         pending.tokens.append(block.ids.astype(self._dtype))
@@ -167,7 +179,7 @@ class SpillWriter:
         for epoch in range(self._ordering.epochs):
             rows = self._write_epoch(epoch, kept, tokens.data.cast("B"), pending.texts)
             if self._sketch and epoch == 0:
-                self._file("bands").write(bands(tokens, table, self._sketch)[:, rows].tobytes())
+                self._write_sketches(pending.words, rows, self._sketch)
         self.runs.append(
             {
                 "documents": len(kept),
@@ -175,6 +187,17 @@ class SpillWriter:
                 "text_bytes": int(kept["text_bytes"].sum(dtype=np.int64)),
             }
         )
+
+    def _write_sketches(
+        self, documents: list[npt.NDArray[np.uint64]], rows: npt.NDArray[np.int64], sketch: Sketch
+    ) -> None:
+        words, table = np.concatenate(documents), np.zeros(len(documents), DOCUMENT)
+        table["tokens"] = [len(document) for document in documents]
+        table["start"] = np.cumsum(table["tokens"], dtype=np.int64) - table["tokens"]
+        self._file("bands").write(bands(words, table, sketch)[:, rows].tobytes())
+        sets, counts = shingle_sets(words, table)
+        self._file("shingles").write(b"".join([sets[row].tobytes() for row in rows.tolist()]))
+        self._file("counts").write(counts[rows].tobytes())
 
     def _without_copies(self, table: Table) -> Table:
         """The first of each content. Copies share a key, so all that are spilled meet in one cell of pass
@@ -186,6 +209,7 @@ class SpillWriter:
         gone = table[order[repeated]]
         self.copies += len(gone)
         self.copied_bytes += int(gone["text_bytes"].sum(dtype=np.int64))
+        self.copied_of.update(sources_of(gone["location"].astype(np.int64)).tolist())
         kept: Table = table[np.sort(order[~repeated])]
         return kept
 
@@ -217,14 +241,24 @@ class SpillWriter:
         return self._files[suffix]
 
 
+def _words_of(texts: Texts) -> list[npt.NDArray[np.uint64]]:
+    """The folded words of each text, hashed; a text without words is one of its own."""
+    words = [folded_hashes(text) for text in texts.strings]
+    return [
+        hashes if len(hashes) else np.array([xxhash.xxh3_64_intdigest(text.encode())], np.uint64)
+        for hashes, text in zip(words, texts.strings, strict=True)
+    ]
+
+
 class _ScratchFile:
     """A file under a temporary name until it is whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        self._temporary = path.with_name(f".{path.name}.{owner()}{secrets.token_hex(6)}.tmp")
         with named_errors("write", path):
             self._file: BinaryIO = self._temporary.open("xb", buffering=0)
+        hold(self._file)
         self._hash, self._bytes = xxhash.xxh3_64(), 0
 
     def write(self, data: bytes) -> None:

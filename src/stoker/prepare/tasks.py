@@ -1,7 +1,9 @@
-"""Task functions: three kinds, each a function of (plan, number); the same call gives the same bytes.
+"""Task functions: five kinds, each a function of (plan, number); the same call gives the same bytes.
 
 map     read a split, curate, tokenise, spill in runs sorted by key
-match   compare one band of all signatures, list the places of later copies
+match   compare one band of all signatures, list pairs of candidates (copies.py)
+confirm compare the n-grams of candidates
+cluster join confirmed pairs, list what goes
 write   gather a range of keys from every spill, drop copies, write shards
 """
 
@@ -14,19 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from stoker.manifest import FileRecord
-from stoker.prepare.curate import Statistics
+from stoker.prepare.copies import cluster, confirm, match, read_list
+from stoker.prepare.curate.pipeline import count_sources
+from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.encode import Encoder
 from stoker.prepare.job import Job, open_job
-from stoker.prepare.neardup import later_copies
 from stoker.prepare.plan import Plan
-from stoker.prepare.shuffle import KEYS, Cells, Gathered, Run, duplicates, gather
+from stoker.prepare.shuffle import Cells, Gathered, Run, Table, duplicates, gather
+from stoker.prepare.sources.documents import sources_of
 from stoker.prepare.spill import SpillWriter, encoded_group
 from stoker.prepare.writer import Shard, write_shard
 from stoker.spans import span
-from stoker.storage import new_file
 
 
 def run_task(folder: Path, stage: str, number: int) -> None:
@@ -34,7 +35,7 @@ def run_task(folder: Path, stage: str, number: int) -> None:
     job = open_job(folder)
     if job.ledger.result(stage, number) is None:
         with span(f"prepare.{stage}", step=number):
-            {"map": _map, "match": _match, "write": _write}[stage](job, number)
+            _TASKS[stage](job, number)
 
 
 # --- map ------------------------------------------------------------------------------------------
@@ -62,41 +63,11 @@ def _map(job: Job, number: int) -> None:
         files = spill.finish()
     if spill.copies:
         statistics.drop("duplicate", spill.copied_bytes, documents=spill.copies)
+    for source, count in spill.copied_of.items():
+        origin = plan.sources[source].origin or plan.sources[source].url
+        statistics.funnel["duplicates", "duplicate", origin] += count
     result = {"runs": spill.runs, "statistics": statistics.to_plain()}
     job.ledger.complete("map", number, result=result, files=files)
-
-
-# --- match ----------------------------------------------------------------------------------------
-
-
-def _match(job: Job, number: int) -> None:
-    """One part of the values of one band; the band after the last compares whole contents."""
-    band, part = divmod(number, job.plan.match_parts)
-    low, high = (KEYS * (part + side) // job.plan.match_parts for side in (0, 1))
-    values, places = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.uint64)]
-    for run in job.runs(epoch=0):
-        column = _band(job, run, band)
-        inside = (column[:, 0] >= np.uint64(low)) & (column[:, 0] <= np.uint64(high - 1))
-        values.append(column[inside])
-        places.append(run.table()["location"][inside])
-    found = later_copies(np.concatenate(values), np.concatenate(places))
-    path = job.drops(number)
-    with new_file(path) as file:
-        file.write(found.astype("<u8").tobytes())
-    digest = xxhash.xxh3_64_hexdigest(found.tobytes())
-    record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=found.nbytes, xxh3=digest)
-    job.ledger.complete("match", number, result={"near": band < job.bands}, files=[record])
-
-
-def _band(job: Job, run: Run, band: int) -> npt.NDArray[np.uint64]:
-    """Two columns of values that copies share."""
-    if band == job.bands:
-        table = run.table()
-        return np.stack([table["low"], table["high"]], axis=1)
-    start = 8 * (job.bands * run.row + band * run.documents)
-    path = run.path.with_name(f"{run.path.name.partition('.')[0]}.bands")
-    values = np.fromfile(path, "<u8", run.documents, offset=start)
-    return np.stack([values, np.zeros_like(values)], axis=1)
 
 
 # --- write ----------------------------------------------------------------------------------------
@@ -114,7 +85,11 @@ def _straight_shards(job: Job, number: int, statistics: Statistics) -> Iterator[
     blocks = _encoder(job.folder).blocks(number, statistics)
     layout = job.plan.layout
     groups = (
-        _counted(encoded_group(block, layout.dtype, job.plan.marks, keep_texts=layout.with_texts), statistics)
+        _counted(
+            encoded_group(block, layout.dtype, job.plan.marks, keep_texts=layout.with_texts),
+            statistics,
+            job.plan,
+        )
         for block in blocks
     )
     limit = job.plan.shard_bytes * 5 // 4
@@ -147,7 +122,9 @@ def _gathered_shards(job: Job, number: int, statistics: Statistics) -> Iterator[
         counted = statistics if epoch == 0 else Statistics()
         for shard in _my_shards(number, tasks=job.plan.stages["write"], shards=cells.shards):
             groups = (
-                _counted(drops.without(_gather(job.plan, runs, cells, shard, cell), counted), counted)
+                _counted(
+                    drops.without(_gather(job.plan, runs, cells, shard, cell), counted), counted, job.plan
+                )
                 for cell in range(cells.per_shard)
             )
             name = f"shard-{epoch * cells.shards + shard:05d}"
@@ -174,8 +151,16 @@ def _gather(plan: Plan, runs: list[Run], cells: Cells, shard: int, cell: int) ->
     )
 
 
-def _counted(group: Gathered, statistics: Statistics) -> Gathered:
+def _counted(group: Gathered, statistics: Statistics, plan: Plan) -> Gathered:
     table = group.table
+    count_sources(
+        statistics,
+        [source.origin or source.url for source in plan.sources],
+        table["location"],
+        documents_out=1,
+        bytes_out=table["text_bytes"],
+        tokens_out=table["tokens"],
+    )
     statistics.documents_out += len(table)
     statistics.bytes_out += int(table["text_bytes"].sum(dtype=np.int64))
     statistics.tokens_out += int(table["tokens"].sum(dtype=np.int64))
@@ -188,12 +173,14 @@ class _Drops:
     """Which documents are copies: neighbours of the same content, or listed by a match task."""
 
     def __init__(self, job: Job) -> None:
+        self._plan = job.plan
         self._neighbours = job.plan.dedup and job.plan.shuffle
         self._lists: dict[str, list[npt.NDArray[np.uint64]]] = {"duplicate": [], "near_duplicate": []}
         for number, result in enumerate(job.results("match")):
-            reason = "near_duplicate" if result["near"] else "duplicate"
-            if job.drops(number).stat().st_size:  # an empty file cannot be mapped
-                self._lists[reason].append(np.memmap(job.drops(number), "<u8", "r"))
+            if not result["near"]:
+                self._lists["duplicate"].append(read_list(job.drops("match", number)))
+        for number in range(len(job.results("cluster"))):
+            self._lists["near_duplicate"].append(read_list(job.drops("cluster", number)))
 
     def without(self, group: Gathered, statistics: Statistics) -> Gathered:
         """The documents that stay; the others are counted under the first reason that names them."""
@@ -205,12 +192,24 @@ class _Drops:
                 gone |= _contains(places, table["location"])
             new = gone & ~counted
             if new.any():
-                size = int(table["text_bytes"][new].sum(dtype=np.int64))
-                statistics.drop(reason, size, documents=int(new.sum()))
+                self._count(reason, table[new], statistics)
             counted |= gone
         return replace(group, table=table[~gone])
 
+    def _count(self, reason: str, gone: Table, statistics: Statistics) -> None:
+        size = int(gone["text_bytes"].sum(dtype=np.int64))
+        statistics.drop(reason, size, documents=len(gone))
+        numbers, counts = np.unique(sources_of(gone["location"].astype(np.int64)), return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            source = self._plan.sources[number]
+            statistics.funnel[f"{reason}s", reason, source.origin or source.url] += count
+
 
 def _contains(ordered: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
     at = np.searchsorted(ordered, values)
     return np.asarray(ordered[np.minimum(at, len(ordered) - 1)] == values)
+
+
+_TASKS = {"map": _map, "match": match, "confirm": confirm, "cluster": cluster, "write": _write}

@@ -23,35 +23,15 @@ import numpy.typing as npt
 import xxhash
 
 from stoker.errors import EngineMismatchError, MissingPackageError, StokerError, TokenizerError, require
+from stoker.prepare.probes import EDGE_STRINGS, added_token_texts
 from stoker.prepare.sources.documents import Texts
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 ENGINES = ("gigatoken", "fastokens", "huggingface", "tiktoken")
-_OWN_TOKENS = 64
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?$")  # what else does not exist is a path
 _EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
-
-# What tokenizers disagree about: white space, case marks, digits, scripts, joiners, controls.
-EDGE_STRINGS = (
-    "",
-    " ",
-    "\n",
-    "  leading and trailing  ",
-    "tabs\tand\r\nline\n\n\nbreaks \n x",
-    "I'm you'll THEY'RE don't 'tis rock'n'roll",
-    "1 12 123 1234 12345.67890 1,000,000 ½ ²",
-    "naïve café Zürich ÅNGSTRÖM e\u0301 ﬁ ﬂ",
-    "中文字符 日本語テキスト 한국어 ไทย हिन्दी العربية עברית",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 🤷🏽‍♀️ \u200b\u200d\ufeff\u00a0\u2028",
-    "\x00\x01\x1f\x7f",
-    "def f(x):\n    return {'a': [1, 2], \"b\": x**2}  # comment\n",
-    "https://example.org/a?b=c&d=%20#frag user@host.example",
-    "a" * 300 + "!" * 50 + " " * 70 + "\n" * 20,
-    "\U0010ffff\ue000\ufffd",
-    "<|endoftext|> </s> <s> [CLS] <unk> <|im_start|>",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,8 +286,7 @@ def _own_tokens(tokenizer: Tokenizer) -> list[str]:
     """Texts with the tokenizer's own added tokens in them, which a fast engine may not know of."""
     if tokenizer.family != "huggingface":
         return []
-    added = _huggingface(tokenizer.definition).get_added_tokens_decoder().values()
-    return [f"a{token.content}b {token.content} c" for token in list(added)[:_OWN_TOKENS]]
+    return added_token_texts(list(_huggingface(tokenizer.definition).get_added_tokens_decoder().values()))
 
 
 @lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
@@ -319,10 +298,21 @@ def _huggingface(definition: str) -> Any:
         raise TokenizerError(
             f"not a tokenizer.json: {error}", hint="save it with Tokenizer.save()"
         ) from error
+    _refuse_dropout(definition)
     # A tokenizer saved with truncation would cut every document; preparing wants all of it.
     loaded.no_truncation()
     loaded.no_padding()
     return loaded
+
+
+def _refuse_dropout(definition: str) -> None:
+    """BPE dropout draws anew each time: no two runs would make the same ids."""
+    model = json.loads(definition).get("model") or {}
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"one whose ids differ from run to run: its BPE dropout is {model['dropout']}",
+            hint='set "dropout": null under "model" in the tokenizer.json',
+        )
 
 
 def _from_hub(name: str) -> Path:

@@ -15,6 +15,7 @@ from stoker.formats import megatron, tar
 from stoker.formats.checksums import HashingFile
 from stoker.formats.zstd import SeekableWriter
 from stoker.manifest import FileRecord, ShardRecord, shard_from_plain
+from stoker.prepare.leftovers import hold, owner
 from stoker.prepare.shuffle import Gathered, slices
 from stoker.storage import new_file
 
@@ -125,7 +126,8 @@ class _Hashed:
 @contextmanager
 def _hashed_file(path: Path, *, zstd: bool = False) -> Iterator[_Hashed]:
     path = path.with_name(f"{path.name}.zst") if zstd else path
-    with new_file(path) as file:
+    with new_file(path, owner=owner()) as file:
+        hold(file)
         hashed = _Hashed(file, path.name, zstd=zstd)
         yield hashed
         hashed.end()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,10 @@ _OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
 }  # fmt: skip
+
+
+# Someone wanted these to end, or the limit that ended them will do so again.
+_MEANT = {"CANCELLED", "COMPLETED", "DEADLINE", "TIMEOUT"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +120,22 @@ def parse_queue(answer: str) -> list[Element]:
     """The lines of `squeue --array --noheader --format=QUEUE_FORMAT`, whatever else a site prints there."""
     rows = (line.split("|", 3) for line in answer.splitlines() if line.count("|") >= 3)
     return [Element(job=job, index=index, state=state, reason=reason) for job, index, state, reason in rows]
+
+
+def elements_of(todo: Sequence[int], elements: Mapping[str, Element]) -> Iterator[tuple[int, Element]]:
+    """Each task and the array element that ran it, where the queue showed it."""
+    for place, number in enumerate(todo):
+        if element := elements.get(str(place % max(1, len(elements)))):
+            yield number, element
+
+
+def killed_tasks(todo: Sequence[int], ended: Collection[int], elements: Mapping[str, Element]) -> list[int]:
+    """The tasks that never ended because something killed their element: a node, the kernel, kill -9."""
+    return [
+        number
+        for number, element in elements_of(todo, elements)
+        if number not in ended and element.is_over and element.state not in _MEANT
+    ]
 
 
 def holding_reason(elements: Sequence[Element]) -> str:

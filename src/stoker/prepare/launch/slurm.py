@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stoker.errors import StokerError, TaskError
+from stoker.formats.sizes import counted
 from stoker.prepare.launch.ledger import Ledger
 from stoker.prepare.launch.sbatch import (
     QUEUE_FORMAT,
@@ -28,9 +29,11 @@ from stoker.prepare.launch.sbatch import (
     after,
     array_submission,
     element_count,
+    elements_of,
     holding_reason,
     job_name,
     job_submission,
+    killed_tasks,
     parse_job_id,
     parse_max_array_size,
     parse_queue,
@@ -42,6 +45,7 @@ MERGE = "merge"
 # Between looks at the queue: a tenth of the time waited so far, so that a short job is not waited for
 # long and a long one does not trouble the controller.
 _LOOK_S = (0.2, 10.0)
+_TRIES = 3  # of a task whose element was killed: as often as a local worker or a Ray task
 _SQUEUE_TRIES = 18  # at 10 s each: a controller that restarts is back within three minutes
 
 
@@ -77,14 +81,29 @@ class SlurmArray:
                 f"waiting for job {' '.join(jobs)}, submitted earlier; `scancel {' '.join(jobs)}` ends it"
             )
             self._follow(ledger.folder, stage, jobs, lambda: report(ledger.finished(stage, waiting)))
-        if waiting:
-            todo = sorted(waiting)
-            ledger.forget_failures(stage, todo)
-            job = self._submit_stage(ledger, stage, todo, behind=())
-            self._say(f"submitted job {job}; Ctrl-C leaves it running, `scancel {job}` ends it")
-            ended = self._follow(ledger.folder, stage, [job], lambda: report(ledger.ended(stage, waiting)))
-            _explain(ledger, stage, todo, ended)
+        todo = sorted(waiting)
+        for left in reversed(range(_TRIES)):
+            if todo:
+                todo = self._run_array(
+                    ledger, stage, todo, lambda: report(ledger.ended(stage, waiting)), left
+                )
         report(waiting)
+
+    def _run_array(
+        self, ledger: Ledger, stage: str, todo: Sequence[int], look: Callable[[], None], left: int
+    ) -> list[int]:
+        """Run these as one array; returns those to submit again: their element was killed, and nobody who
+        meant it did that. With no try left nothing is, and every task that ended unheard gets its reason."""
+        ledger.forget_failures(stage, todo)
+        job = self._submit_stage(ledger, stage, todo, behind=())
+        self._say(f"submitted job {job}; Ctrl-C leaves it running, `scancel {job}` ends it")
+        ended = self._follow(ledger.folder, stage, [job], look)
+        killed = killed_tasks(todo, ledger.ended(stage, todo), ended) if left else []
+        _explain(ledger, stage, todo, ended, but=killed)
+        look()
+        if killed:
+            self._say(f"{counted(len(killed), 'task')} of job {job} died with their element; trying again")
+        return killed
 
     def submit_all(
         self, ledger: Ledger, stages: Mapping[str, Sequence[int]], *, merge: Sequence[str]
@@ -206,18 +225,24 @@ def _refuse_beside_detached(folder: Path) -> None:
         )
 
 
-def _explain(ledger: Ledger, stage: str, todo: Sequence[int], elements: Mapping[str, Element]) -> None:
+def _explain(
+    ledger: Ledger,
+    stage: str,
+    todo: Sequence[int],
+    elements: Mapping[str, Element],
+    *,
+    but: Sequence[int],
+) -> None:
     """Write down why tasks have neither a marker nor a reason: Slurm ended their element."""
-    ended = ledger.ended(stage, todo)
+    ended = ledger.ended(stage, todo).union(but)
     if not ended:
         states = ", ".join(sorted({element.state for element in elements.values()}))
         raise TaskError(
             f"the {stage} job ended ({states or 'unseen'}) without having run a task",
             hint=f"see the logs in {ledger.folder / 'slurm'}; every node must see it and this Python",
         )
-    for place, number in enumerate(todo):
-        element = elements.get(str(place % max(1, len(elements))))
-        if number not in ended and element:
+    for number, element in elements_of(todo, elements):
+        if number not in ended:
             name = f"{element.job}_{element.index}"
             log = ledger.folder / "slurm" / f"{stage}-{name}.log"
             ledger.fail(stage, number, TaskError(f"array element {name} ended {element.state}; see {log}"))

@@ -6,7 +6,7 @@ import glob
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -37,7 +37,7 @@ _KINDS = {
     ".ipc": "arrow",
     ".tar": "webdataset",
 }
-_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+_COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
 _GLOB_MARKS = set("*?[")
 _KINDS_SHOWN = 5
 
@@ -59,8 +59,15 @@ def discover(
             found = _behind(name, look)
         if not found:
             raise UnreadableError(f"{name} holds nothing to read", hint=f"it may hold {_readable()} files")
-        sources.update({(source.url, source.part): source for source in found})
+        for source in found:
+            named = replace(source, origin=name)
+            sources.setdefault((_spelled_once(source.url), source.part), named)
     return list(sources.values())
+
+
+def _spelled_once(url: str) -> str:
+    """One spelling of a place: `a/../b`, a link to `b` and `b` are the same file, to be read once."""
+    return os.path.realpath(local_path(url)) if is_local(url) else url
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,8 +232,8 @@ def _units(url: str, kind: str, compression: str, size: int, lines: bool) -> int
 
 
 def _kind(path: str) -> str:
-    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
-    return _KINDS.get(Path(plain).suffix, "")
+    plain = Path(path.lower())
+    return _KINDS.get((plain.with_suffix("") if plain.suffix in _COMPRESSIONS else plain).suffix, "")
 
 
 def _compression(path: str) -> str:
@@ -234,7 +241,7 @@ def _compression(path: str) -> str:
 
 
 def _readable() -> str:
-    return ", ".join(_KINDS) + " (also .gz, .zst)"
+    return ", ".join(_KINDS) + " (also .gz, .zst, .xz, .bz2)"
 
 
 def check_reading(sources: Sequence[Source], *, lines: bool) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ class Source:
     version: str = ""
     compression: str = ""
     part: str = ""
+    origin: str = ""  # the name it was given by: statistics are kept by these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +52,13 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRecord:
-    """Something that is not a document: where it is, and a word and a sentence on why."""
+    """Something that is not a document: where it is, and a word and a sentence on why; damage may have
+    taken more than one."""
 
     where: str
     reason: str
     detail: str
+    documents: int = 1
 
 
 class Texts:
@@ -100,6 +104,13 @@ class Texts:
     def text(self, number: int) -> str:
         return str(self.data[self.offsets[number] : self.offsets[number + 1]].data, "utf-8")
 
+    def take(self, rows: npt.NDArray[np.intp]) -> Texts:
+        """Those of these numbers, in this order."""
+        views = self.views()
+        sizes = self.sizes[rows]
+        data = np.frombuffer(b"".join([views[row] for row in rows.tolist()]), np.uint8)
+        return Texts(data, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
+
     @cached_property
     def strings(self) -> list[str]:
         return [str(view, "utf-8") for view in self.views()]
@@ -140,6 +151,14 @@ MOST_SOURCES, MOST_BYTES = 1 << 23, 1 << _PLACE_BITS
 def locations(source: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The locations of places of one source; they sort as the sources and then the places do."""
     return places + (source << _PLACE_BITS)
+
+
+_Location = TypeVar("_Location", int, npt.NDArray[np.int64])
+
+
+def sources_of(location: _Location) -> _Location:
+    """The number of the source that a location, or each of an array, lies in."""
+    return location >> _PLACE_BITS
 
 
 def describe(location: int, sources: Sequence[Source]) -> str:

@@ -6,13 +6,15 @@ different processes and every line is read once.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -59,8 +61,24 @@ def open_plain(source: Source) -> Iterator[BinaryIO]:
         elif source.compression == "zst":
             with zstd_module().ZstdFile(file, options=_long_windows()) as plain:
                 yield plain
+        elif source.compression in ("xz", "bz2"):
+            unpack = lzma.LZMAFile if source.compression == "xz" else _Bz2File
+            with io.BufferedReader(unpack(file)) as plain:
+                yield plain
         else:
             yield file
+
+
+class _Bz2File(bz2.BZ2File):
+    """bz2 calls damage an OSError, which is what a disk's troubles are called."""
+
+    def readinto(self, buffer: Any) -> int:  # a writable buffer
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            if error.errno is None:
+                raise EOFError(str(error)) from error
+            raise
 
 
 def _long_windows() -> dict[int, int]:
@@ -70,7 +88,7 @@ def _long_windows() -> dict[int, int]:
 
 def decompression_errors() -> tuple[type[Exception], ...]:
     """What a damaged compressed file raises while it is read."""
-    errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
     try:
         return (*errors, zstd_module().ZstdError)
     except Exception:  # zstd is optional; without it no zstd file was opened

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
-from stoker.errors import ChangedError, require
+from stoker.errors import ChangedError
 from stoker.prepare.sources.documents import BadRecord, Documents, Piece, Reading, Source
+from stoker.prepare.sources.jsonl import parse
 from stoker.prepare.sources.lines import BOM, decompression_errors, open_plain, read_jsonl, read_text_lines
 from stoker.prepare.sources.tables import read_dataset, read_table
 from stoker.storage import open_store, split_url
@@ -56,49 +58,101 @@ def _read_whole(source: Source, piece: Piece, reading: Reading) -> Iterator[Docu
 
 
 def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
-    """Of each sample of a WebDataset tar, its text: a `.txt` member, or the field of a `.json` one."""
-    damaged: tuple[type[Exception], ...] = (tarfile.TarError, *decompression_errors())
+    """Of each sample of a WebDataset tar, its text: a `.txt` member, or the field of a `.json` one. Behind a
+    damaged header the next sound one is looked for."""
+    seen, bad = _Seen(), None
     try:
-        with open_plain(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
-            for _, members in groupby(_text_members(archive, reading), key=lambda member: member.sample):
-                yield _member_document(source, min(members, key=lambda member: member.rank), reading)
-            # tarfile takes a cut-off archive for a short one: a whole one ends with an empty block
-            if archive.fileobj.tell() == archive.offset:
-                yield _only_bad(source.url, "truncated", "the tar is cut short between two members")
-    except damaged as error:
+        yield from _tar_documents(source, reading, seen, through_damage=False)
+    except tarfile.TarError as error:
+        bad = f"the tar is damaged: {error}"
+    except decompression_errors() as error:
         yield _only_bad(source.url, "truncated", f"the tar is damaged: {error}")
+    if bad:
+        yield _only_bad(f"{source.url} after byte {seen.offset:,}", "truncated", bad)
+        with suppress(tarfile.TarError, *decompression_errors()):
+            yield from _tar_documents(source, reading, seen, through_damage=True)
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """tarfile takes a damaged header, unless it is the first, for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictHeader:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ == "InvalidHeaderError":
+                raise tarfile.ReadError(f"{error} at byte {tarfile_.offset:,}") from error
+            raise
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far a tar has been read."""
+
+    offset: int = -1
+
+
+def _tar_documents(
+    source: Source, reading: Reading, seen: _Seen, *, through_damage: bool
+) -> Iterator[Documents]:
+    with (
+        open_plain(source) as file,
+        tarfile.open(
+            fileobj=file,
+            mode="r|",
+            ignore_zeros=through_damage,
+            tarinfo=tarfile.TarInfo if through_damage else _StrictHeader,
+        ) as archive,
+    ):
+        members = _text_members(archive, reading, after=seen.offset)
+        for _, group in groupby(members, key=lambda member: member.sample):
+            sample = list(group)
+            chosen = min(sample, key=lambda member: member.rank)
+            yield _member_document(source, chosen, reading)
+            seen.offset = max(member.offset for member in sample)
+        # tarfile takes a cut-off archive for a short one: a whole one ends with an empty block
+        if not through_damage and archive.fileobj.tell() == archive.offset:
+            yield _only_bad(source.url, "truncated", "the tar is cut short between two members")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Member:
-    """A member that may hold its sample's text; the lowest rank does."""
+    """A member that may hold its sample's text; the lowest rank does. What is no file has no data."""
 
     name: str
     sample: str
     rank: int
     place: int
-    data: bytes
+    offset: int
+    data: bytes | None
 
 
-def _text_members(archive: tarfile.TarFile, reading: Reading) -> Iterator[_Member]:
+def _text_members(archive: tarfile.TarFile, reading: Reading, *, after: int) -> Iterator[_Member]:
     suffixes = _text_suffixes(reading.field)
     for place, member in enumerate(archive):
         folder, _, base = member.name.rpartition("/")
         stem, _, suffix = base.partition(".")
-        if member.isfile() and stem and suffix in suffixes:
-            content = archive.extractfile(member)
-            yield _Member(
-                name=member.name,
-                sample=f"{folder}/{stem}",
-                rank=suffixes.index(suffix),
-                place=place,
-                data=content.read(reading.max_document_bytes + 1) if content else b"",
-            )
+        found = next((number for number, one in enumerate(suffixes) if one.lower() == suffix.lower()), None)
+        if member.offset <= after or member.isdir() or not stem or found is None:
+            continue
+        content = archive.extractfile(member) if member.isfile() else None
+        yield _Member(
+            name=member.name,
+            sample=f"{folder}/{stem}",
+            rank=found,
+            place=place,
+            offset=member.offset,
+            data=content.read(reading.max_document_bytes + 1) if content else None,
+        )
 
 
 def _member_document(source: Source, member: _Member, reading: Reading) -> Documents:
-    read = _json_document if member.name.endswith(".json") else _document
-    return read(f"{source.url} member {member.name}", member.data, place=member.place, reading=reading)
+    where = f"{source.url} member {member.name}"
+    if member.data is None:
+        return _only_bad(where, "not_a_file", "a link or a device: a tar is read once, from front to back")
+    read = _json_document if member.name.lower().endswith(".json") else _document
+    return read(where, member.data, place=member.place, reading=reading)
 
 
 def _text_suffixes(field: str) -> tuple[str, ...]:
@@ -109,7 +163,7 @@ def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> 
     if len(data) > reading.max_document_bytes:
         return _too_long(where, reading)
     try:
-        text = require("orjson", extra="tokens").loads(data.removeprefix(BOM))[reading.field]
+        text = parse(data.removeprefix(BOM))[reading.field]
     except ValueError as error:
         return _only_bad(where, "invalid_json", str(error))
     except (KeyError, TypeError):

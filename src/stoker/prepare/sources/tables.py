@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,59 @@ _ROWS = 1024  # per block, fewer where rows are long
 
 
 def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
-    """The text column of row groups or record batches `piece.start` to `piece.stop`."""
+    """The text column of row groups or record batches `piece.start` to `piece.stop`. What is damaged in one
+    of them loses nothing of the others."""
     arrow = require("pyarrow", extra="arrow")
-    place = -1
+    damage = (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError)
     try:
         with _open(source.url, source.kind) as table:
-            for place, batch in _batches(table, source.kind, piece, reading.field):
-                yield _documents(source, reading, batch.column(0), place)
+            for group in _groups(table, source.kind, piece, reading.field):
+                yield from _readable(source, reading, group, damage)
     except KeyError as error:
         raise _no_column(source, reading, error) from error
-    except (arrow.ArrowInvalid, OSError) as error:
+    except damage as error:
         _raise_unreadable(source.url, error)
-        where = f"{source.url} after row {place:,}" if place >= 0 else source.url
-        bad = BadRecord(where=where, reason="truncated", detail=f"the file is damaged: {error}")
+        bad = BadRecord(where=source.url, reason="truncated", detail=f"the file is damaged: {error}")
         yield Documents(bad=[bad])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """Rows that are stored together: where they start, how many there are (0: nobody knows), and what reads
+    them again from the first in blocks of so many."""
+
+    start: int
+    rows: int
+    block: int
+    read: Callable[[int], Iterator[Any]]
+
+
+def _readable(
+    source: Source, reading: Reading, group: _Group, damage: tuple[type[Exception], ...]
+) -> Iterator[Documents]:
+    """The rows of a group up to what is damaged in it; the rest is counted."""
+    done, error = 0, None
+    # Arrow gives a block or nothing: of the one that holds the damage, the rows before it come one by one.
+    for block in dict.fromkeys((group.block, 1) if group.rows else (group.block,)):
+        passed = 0
+        try:
+            for column in group.read(block):
+                fresh = column.slice(max(0, done - passed))
+                passed += len(column)
+                if len(fresh):
+                    yield _documents(source, reading, fresh, group.start + passed - len(fresh))
+                    done = passed
+            return
+        except damage as found:
+            _raise_unreadable(source.url, found)
+            error = found
+    bad = BadRecord(
+        where=f"{source.url} row {group.start + done:,}",
+        reason="truncated",
+        detail=f"the file is damaged: {error}",
+        documents=max(1, group.rows - done),
+    )
+    yield Documents(bad=[bad])
 
 
 def units(url: str, kind: str) -> int:
@@ -61,7 +102,7 @@ def _open(url: str, kind: str) -> Iterator[Any]:
         if kind == "parquet":
             # Without these a whole row group, which may be a gigabyte, is held in memory.
             yield require("pyarrow.parquet", extra="arrow").ParquetFile(
-                file, pre_buffer=False, buffer_size=BLOCK_BYTES
+                file, pre_buffer=False, buffer_size=BLOCK_BYTES, page_checksum_verification=True
             )
             return
         ipc = require("pyarrow.ipc", extra="arrow")
@@ -70,37 +111,78 @@ def _open(url: str, kind: str) -> Iterator[Any]:
         yield ipc.open_file(file) if magic == b"ARROW1" else ipc.open_stream(file)
 
 
-def _batches(table: Any, kind: str, piece: Piece, field: str) -> Iterator[tuple[int, Any]]:
-    """(row number of the first row, one-column batch)."""
+def _groups(table: Any, kind: str, piece: Piece, field: str) -> Iterator[_Group]:
+    """The row groups or record batches of a piece."""
     if kind == "parquet":
-        if field not in table.schema_arrow.names:
-            raise KeyError(field)
-        row = sum(table.metadata.row_group(number).num_rows for number in range(piece.start))
-        for number in range(piece.start, min(piece.stop, table.num_row_groups)):
-            group = table.metadata.row_group(number)
-            rows = _rows_per_block(group.total_byte_size, group.num_rows)
-            for batch in table.iter_batches(batch_size=rows, row_groups=[number], columns=[field]):
-                yield row, batch
-                row += batch.num_rows
-        return
+        yield from _row_groups(table, piece, field)
+    elif hasattr(table, "num_record_batches"):
+        yield from _record_batches(table, piece, field)
+    else:
+        yield from _streamed(table, field)
+
+
+def _row_groups(table: Any, piece: Piece, field: str) -> Iterator[_Group]:
+    if field not in table.schema_arrow.names:
+        raise KeyError(field)
+    row = sum(table.metadata.row_group(number).num_rows for number in range(piece.start))
+    for number in range(piece.start, min(piece.stop, table.num_row_groups)):
+        group = table.metadata.row_group(number)
+
+        def read(rows: int, number: int = number) -> Iterator[Any]:
+            batches = table.iter_batches(batch_size=rows, row_groups=[number], columns=[field])
+            return (batch.column(0) for batch in batches)
+
+        block = _rows_per_block(group.total_byte_size, group.num_rows)
+        yield _Group(start=row, rows=group.num_rows, block=block, read=read)
+        row += group.num_rows
+
+
+def _record_batches(table: Any, piece: Piece, field: str) -> Iterator[_Group]:
+    """Where a damaged batch hides how many rows it had, those after it are numbered from where it began."""
+    if field not in table.schema.names:
+        raise KeyError(field)
     row = 0
-    for number, batch in enumerate(_record_batches(table)):
-        if piece.start <= number < piece.stop or not hasattr(table, "num_record_batches"):
-            column = batch.select([field])
-            rows = _rows_per_block(column.nbytes, column.num_rows)
-            for start in range(0, batch.num_rows, rows):
-                yield row + start, column.slice(start, rows)
-        row += batch.num_rows
+    for number in range(min(piece.stop, table.num_record_batches)):
+        batch = _batch_or_error(table, number)
+        rows = 0 if isinstance(batch, Exception) else int(batch.num_rows)
+        if number >= piece.start:
+            yield _Group(start=row, rows=rows, block=_ROWS, read=partial(_cut_or_raise, batch, field))
+        row += rows
+
+
+def _batch_or_error(table: Any, number: int) -> Any:
+    try:
+        return table.get_batch(number)
+    except (ValueError, NotImplementedError, OSError) as error:  # Arrow's errors are kinds of these
+        return error
+
+
+def _cut_or_raise(batch: Any, field: str, rows: int) -> Iterator[Any]:
+    if isinstance(batch, Exception):
+        raise batch
+    return _cut_column(batch, field, rows)
+
+
+def _streamed(table: Any, field: str) -> Iterator[_Group]:
+    """A stream is read once, and what is damaged in it ends it."""
+    if field not in table.schema.names:
+        raise KeyError(field)
+
+    def read(rows: int, batches: Iterator[Any] = iter(table)) -> Iterator[Any]:  # noqa: B008
+        return (column for batch in batches for column in _cut_column(batch, field, rows))
+
+    yield _Group(start=0, rows=0, block=_ROWS, read=read)
+
+
+def _cut_column(batch: Any, field: str, most: int) -> Iterator[Any]:
+    """The text column of a batch, in blocks worth a round."""
+    column = batch.column(batch.schema.names.index(field))
+    rows = min(most, _rows_per_block(column.nbytes, len(column)))
+    return (column.slice(start, rows) for start in range(0, len(column), rows))
 
 
 def _rows_per_block(size: int, rows: int) -> int:
     return max(1, min(_ROWS, BLOCK_BYTES * rows // max(1, size)))
-
-
-def _record_batches(table: Any) -> Iterator[Any]:
-    if hasattr(table, "num_record_batches"):
-        return (table.get_batch(number) for number in range(table.num_record_batches))
-    return iter(table)
 
 
 def _documents(source: Source, reading: Reading, column: Any, place: int) -> Documents:
@@ -193,9 +275,16 @@ def read_dataset(source: Source, piece: Piece, reading: Reading) -> Iterator[Doc
     if reading.field not in dataset.column_names:
         raise _no_column(source, reading, KeyError(reading.field))
     column = dataset.select_columns([reading.field]).with_format("arrow")
+    arrow = require("pyarrow", extra="arrow")
     for start in range(piece.start, piece.stop, _ROWS):
-        rows = column[start : min(start + _ROWS, piece.stop)]
-        yield _documents(source, reading, rows.column(0), start)
+        stop = min(start + _ROWS, piece.stop)
+        read = partial(_dataset_rows, column, start, stop)
+        group = _Group(start=start, rows=stop - start, block=_ROWS, read=read)
+        yield from _readable(source, reading, group, (arrow.ArrowInvalid, OSError))
+
+
+def _dataset_rows(dataset: Any, start: int, stop: int, rows: int) -> Iterator[Any]:
+    return (dataset[at : min(at + rows, stop)].column(0) for at in range(start, stop, rows))
 
 
 def _load_hub(name: str, split: str) -> Any:

@@ -1,0 +1,152 @@
+"""Tasks that find copies: candidates band by band, pairs confirmed, clusters joined.
+
+A row is a document's number among all spilled runs, in their order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from stoker.manifest import FileRecord
+from stoker.mixing import mixed
+from stoker.prepare.job import Job
+from stoker.prepare.neardup import candidates, clusters, later_copies, similarity
+from stoker.prepare.shuffle import KEYS, Run
+from stoker.storage import new_file
+
+Numbers = npt.NDArray[np.uint64]
+
+
+def match(job: Job, number: int) -> None:
+    """One part of the values of one band; the band after the last compares whole contents."""
+    band, part = divmod(number, job.plan.match_parts)
+    low, high = (KEYS * (part + side) // job.plan.match_parts for side in (0, 1))
+    values, places, rows = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    first = 0
+    for run in job.runs(epoch=0):
+        column = _band(job, run, band)
+        inside = (column[:, 0] >= np.uint64(low)) & (column[:, 0] <= np.uint64(high - 1))
+        values.append(column[inside])
+        places.append(run.table()["location"][inside])
+        rows.append(np.flatnonzero(inside).astype(np.uint64) + np.uint64(first))
+        first += run.documents
+    near = band < job.bands
+    if near:
+        found = candidates(np.concatenate(values)[:, 0], np.concatenate(rows))
+    else:
+        found = later_copies(np.concatenate(values), np.concatenate(places))
+    _complete(job, "match", number, found, near=near)
+
+
+def _band(job: Job, run: Run, band: int) -> Numbers:
+    """Two columns of values that copies share."""
+    if band == job.bands:
+        table = run.table()
+        return np.stack([table["low"], table["high"]], axis=1)
+    start = 8 * (job.bands * run.row + band * run.documents)
+    values = np.fromfile(_beside(run, "bands"), "<u8", run.documents, offset=start)
+    return np.stack([values, np.zeros_like(values)], axis=1)
+
+
+def confirm(job: Job, number: int) -> None:
+    """Of every so-manieth pair, those whose true similarity reaches the threshold."""
+    assert job.plan.sketch
+    pairs = _near_pairs(job)
+    mine = mixed(pairs[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ pairs[:, 1]) % np.uint64(
+        job.plan.stages["confirm"]
+    )
+    sets = _Shingles(job.runs(epoch=0))
+    threshold = job.plan.sketch.threshold
+    kept = [
+        (one, other)
+        for one, other in pairs[mine == np.uint64(number)].tolist()
+        if similarity(sets.of(one), sets.of(other)) >= threshold
+    ]
+    _complete(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
+
+
+def _near_pairs(job: Job) -> Numbers:
+    lists = [np.zeros(0, np.uint64)]
+    for number, result in enumerate(job.results("match")):
+        if result["near"]:
+            lists.append(read_list(job.drops("match", number)))
+    return np.unique(np.concatenate(lists).reshape(-1, 2), axis=0)
+
+
+def cluster(job: Job, number: int) -> None:
+    """All confirmed pairs as clusters; of each the first document stays, or the longest."""
+    lists = [read_list(job.drops("confirm", part)) for part in range(job.plan.stages["confirm"])]
+    rows, names = clusters(np.concatenate(lists).reshape(-1, 2))
+    runs = job.runs(epoch=0)
+    places = _column(runs, rows, "location")
+    lengths = (
+        _Shingles(runs).counts(rows) if job.plan.curation.keep == "longest" else np.zeros(len(rows), np.int64)
+    )
+    order = np.lexsort((places, -lengths, names))
+    stays = np.ones(len(rows), np.bool_)
+    stays[1:] = names[order][1:] != names[order][:-1]
+    _complete(
+        job, "cluster", number, np.sort(places[order][~stays]), clusters=int(stays.sum()) if len(rows) else 0
+    )
+
+
+def _column(runs: list[Run], rows: Numbers, name: str) -> Numbers:
+    found, first = np.zeros(len(rows), np.uint64), 0
+    for run in runs:
+        inside = (rows >= np.uint64(first)) & (rows < np.uint64(first + run.documents))
+        if inside.any():
+            found[inside] = run.table()[name][(rows[inside] - np.uint64(first)).astype(np.int64)]
+        first += run.documents
+    return found
+
+
+class _Shingles:
+    """The n-grams of each row, mapped."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self._counts: list[npt.NDArray[np.int64]] = []
+        self._maps: list[npt.NDArray[np.uint32]] = []
+        self._starts: list[npt.NDArray[np.int64]] = []
+        for path in dict.fromkeys(_beside(run, "counts") for run in runs):
+            counts = np.fromfile(path, "<u4").astype(np.int64)
+            self._counts.append(counts)
+            self._starts.append(np.concatenate([[0], np.cumsum(counts)]))
+            data = path.with_suffix(".shingles")
+            self._maps.append(np.memmap(data, "<u4", "r") if data.stat().st_size else np.zeros(0, np.uint32))
+        self._firsts = np.concatenate([[0], np.cumsum([len(counts) for counts in self._counts])]).astype(
+            np.int64
+        )
+
+    def of(self, row: int) -> npt.NDArray[np.uint32]:
+        spill = int(np.searchsorted(self._firsts, row, "right")) - 1
+        start, stop = self._starts[spill][row - self._firsts[spill] :][:2]
+        return self._maps[spill][start:stop]
+
+    def counts(self, rows: Numbers) -> npt.NDArray[np.int64]:
+        joined = np.concatenate([np.zeros(0, np.int64), *self._counts])
+        return joined[rows.astype(np.int64)]
+
+
+def _beside(run: Run, suffix: str) -> Path:
+    """A file of the spill that holds this run. Rows of a spill's runs follow one another in it."""
+    return run.path.with_name(f"{run.path.name.partition('.')[0]}.{suffix}")
+
+
+def read_list(path: Path) -> Numbers:
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.zeros(0, np.uint64)
+    return np.memmap(path, "<u8", "r")
+
+
+def _complete(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
+    path = job.drops(stage, number)
+    data = found.astype("<u8").tobytes()
+    with new_file(path) as file:
+        file.write(data)
+    digest = xxhash.xxh3_64_hexdigest(data)
+    record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=len(data), xxh3=digest)
+    job.ledger.complete(stage, number, result=dict(result), files=[record])

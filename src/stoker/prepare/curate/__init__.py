@@ -1,0 +1,1 @@
+"""Curation: a list of steps that documents pass before they are tokenised, each counted."""

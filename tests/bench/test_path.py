@@ -17,6 +17,7 @@ from stoker.bench.figures import Bench, Figure, as_lines, say
 from stoker.bench.path import Trial, bench_path, knee, usual_trials
 from stoker.cli import run
 from stoker.errors import StorageError, UsageError
+from stoker.history.store import read_store
 
 SMALL = {"size": 8 << 20, "seconds": 0.01}
 QUICK = [
@@ -133,6 +134,17 @@ def test_the_page_stands_alone(tmp_path, capsys):
     page = (tmp_path / "p.html").read_text()
     assert "direct pread" in page
     assert "://" not in page.replace("http://www.w3.org", "")
+
+
+def test_figures_go_to_the_history_unless_they_should_not(tmp_path, monkeypatch, capsys):
+    words = ["bench", "path", str(tmp_path), "--engine", "pread", "--size", "8MiB", "--seconds", "0.01"]
+    monkeypatch.setenv("STOKER_HISTORY", str(tmp_path / "history"))
+    assert run([*words, "--no-history"]) == 0
+    assert not (tmp_path / "history").exists()
+    assert run(words) == 0
+    (entry,) = read_store(tmp_path / "history").entries
+    assert entry.kind == "bench"
+    assert {one.better for one in entry.figures} == {"higher"}
 
 
 @pytest.mark.integration

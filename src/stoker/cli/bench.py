@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,22 @@ from stoker.storage import is_local, local_path
 if TYPE_CHECKING:
     from stoker.bench.figures import Bench
 
-_html = click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
+
+def _shown(measure: Callable[..., Bench | None]) -> Callable[..., None]:
+    """A command that measures, with the surfaces that its figures go to."""
+
+    @wraps(measure)
+    def run(*, html: Path | None, as_json: bool, no_history: bool, **given: Any) -> None:
+        found = measure(**given)
+        if found is not None:  # rank 0's, where there are several
+            _show(found, html=html, as_json=as_json, no_history=no_history)
+
+    command: Callable[..., None] = json_option(run)
+    command = click.option("--no-history", is_flag=True, help="Do not record it for `stoker history`.")(
+        command
+    )
+    page = click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
+    return page(command)
 
 
 def _seconds(default: float, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -34,8 +50,9 @@ def _size(default: str, help: str) -> Callable[[Callable[..., None]], Callable[.
 def command() -> None:
     """Measure a machine: storage, loader, collectives, checkpoints.
 
-    Every figure comes with what limits it. Nothing is written but where a command says so, in files that are
-    gone afterwards, also after Ctrl-C. Exit code 1: something that could pass did not.
+    Every figure comes with what limits it, and goes to the history (`stoker history`). Else nothing is
+    written but to the folder that is named, in files that are gone afterwards, also after Ctrl-C. Exit
+    code 1: something that could pass did not.
     """
 
 
@@ -58,11 +75,8 @@ def command() -> None:
 )
 @click.option("--random", "is_random", is_flag=True, help="Blocks in a drawn order.")
 @click.option("--write", "writes", is_flag=True, help="Write instead of read.")
-@_html
-@json_option
-def path(
-    place: str, size: int, seconds: float, engine: str, html: Path | None, as_json: bool, **setting: Any
-) -> None:
+@_shown
+def path(place: str, size: int, seconds: float, engine: str, **setting: Any) -> Bench:
     """Storage to host: engines, blocks, threads; the knee and its setting.
 
     A folder gets a file without a name; a FILE and a URL are only read. Without --engine a table of usual
@@ -71,13 +85,11 @@ def path(
     if not is_local(place):
         from stoker.bench.objects import bench_objects
 
-        _show(bench_objects(place, seconds=max(seconds, 0.1), said=_say), html=html, as_json=as_json)
-        return
+        return bench_objects(place, seconds=max(seconds, 0.1), said=_say)
     from stoker.bench.path import bench_path
 
     trials = [_trial(engine, seconds, **setting)] if engine != "all" else None
-    found = bench_path(local_path(place), size=size, seconds=seconds, trials=trials, said=_say)
-    _show(found, html=html, as_json=as_json)
+    return bench_path(local_path(place), size=size, seconds=seconds, trials=trials, said=_say)
 
 
 def _trial(
@@ -128,19 +140,10 @@ def _trial(
     help="What a training step takes: do batches come in time?",
 )
 @choice("--workers", among=("all", "thread", "inline", "process"), help="Who makes batches.")
-@_html
-@json_option
+@_shown
 def loader(
-    dataset: str,
-    batch_size: int,
-    seq_len: int,
-    seconds: float,
-    batches: int,
-    step_s: float,
-    workers: str,
-    html: Path | None,
-    as_json: bool,
-) -> None:
+    dataset: str, batch_size: int, seq_len: int, seconds: float, batches: int, step_s: float, workers: str
+) -> Bench:
     """Batches of DATASET as fast as they come, without a GPU."""
     from stoker.bench.loader import bench_loader
     from stoker.manifest import read_manifest
@@ -148,23 +151,21 @@ def loader(
     is_tokens = read_manifest(dataset).format == "megatron"
     options = {"batch_size": batch_size, **({"seq_len": seq_len} if is_tokens else {})}
     ways = ("thread", "inline") if workers == "all" else (workers,)
-    found = bench_loader(
+    return bench_loader(
         dataset, options=options, ways=ways, seconds=seconds, most_batches=batches, step_s=step_s, said=_say
     )
-    _show(found, html=html, as_json=as_json)
 
 
 @command.command()
 @click.argument("folder", type=given_path(exists=True, file_okay=False))
 @_size("1GiB", "Bytes of the state that is saved.")
 @click.option("--saves", type=click.IntRange(1, 100), default=3, show_default=True, help="Saves to measure.")
-@_html
-@json_option
-def checkpoint(folder: Path, size: int, saves: int, html: Path | None, as_json: bool) -> None:
+@_shown
+def checkpoint(folder: Path, size: int, saves: int) -> Bench:
     """Saves in FOLDER: the loop's stall, until durable, a verified restore."""
     from stoker.bench.checkpoint import bench_checkpoint
 
-    _show(bench_checkpoint(folder, size=size, saves=saves, said=_say), html=html, as_json=as_json)
+    return bench_checkpoint(folder, size=size, saves=saves, said=_say)
 
 
 @command.command()
@@ -189,11 +190,8 @@ def checkpoint(folder: Path, size: int, saves: int, html: Path | None, as_json: 
     help="all_reduce, all_gather, reduce_scatter, broadcast or all_to_all; may be repeated.",
 )
 @_seconds(0.2, "Seconds of each operation and size.")
-@_html
-@json_option
-def collective(
-    ranks: int, sizes: str, only: tuple[str, ...], seconds: float, html: Path | None, as_json: bool
-) -> None:
+@_shown
+def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) -> Bench | None:
     """Collectives by nccl-tests' definitions, under torchrun, srun, or alone."""
     from stoker.bench.collective import OPERATIONS, bench_here, bench_started, parse_sizes
     from stoker.world import World
@@ -202,11 +200,8 @@ def collective(
         raise click.BadParameter(f"there is no operation {min(unknown)}; there are {', '.join(OPERATIONS)}")
     operations, wanted = only or OPERATIONS, parse_sizes(sizes)
     if World.from_environ().size > 1:
-        found = bench_started(operations=operations, sizes=wanted, seconds=seconds)
-        if found:  # rank 0's
-            _show(found, html=html, as_json=as_json)
-        return
-    _show(bench_here(ranks, operations=operations, sizes=wanted, seconds=seconds), html=html, as_json=as_json)
+        return bench_started(operations=operations, sizes=wanted, seconds=seconds)
+    return bench_here(ranks, operations=operations, sizes=wanted, seconds=seconds)
 
 
 @command.command()
@@ -225,25 +220,16 @@ def collective(
 )
 @_size("2GiB", "Bytes of samples that are written to the folder.")
 @_seconds(5.0, "Seconds of each number of cards.")
-@_html
-@json_option
+@_shown
 def accelerators(
-    folder: Path,
-    profile: str,
-    cards: int | None,
-    most: int,
-    size: int,
-    seconds: float,
-    html: Path | None,
-    as_json: bool,
-) -> None:
+    folder: Path, profile: str, cards: int | None, most: int, size: int, seconds: float
+) -> Bench:
     """How many cards FOLDER's disk feeds: emulated, as MLPerf Storage does."""
     from stoker.bench.accelerators import bench_accelerators
 
-    found = bench_accelerators(
+    return bench_accelerators(
         folder, profile, cards=cards or 0, most=most, size=size, seconds=seconds, said=_say
     )
-    _show(found, html=html, as_json=as_json)
 
 
 def _say(name: str, done: int, of: int) -> None:
@@ -252,7 +238,7 @@ def _say(name: str, done: int, of: int) -> None:
         click.echo(f"\r\x1b[K{f'{done}/{of} ' if of else ''}{name}", err=True, nl=False)
 
 
-def _show(found: Bench, *, html: Path | None, as_json: bool) -> None:
+def _show(found: Bench, *, html: Path | None, as_json: bool, no_history: bool) -> None:
     from stoker.bench.figures import as_lines
 
     if sys.stderr.isatty():
@@ -262,5 +248,21 @@ def _show(found: Bench, *, html: Path | None, as_json: bool) -> None:
 
         html.write_text(measured_page(found), "utf-8")
     click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
+    if not no_history:
+        _record(found)
     if not found.passed:
         raise click.exceptions.Exit(1)
+
+
+def _record(found: Bench) -> None:
+    """Into the history; that this failed is said, and is nobody's exit code."""
+    from stoker.history.figures import HIGHER, LOWER, Figure
+    from stoker.history.record import record
+
+    better = {"more": HIGHER, "less": LOWER}
+    measured = [(one.name, one.value, one.unit, better[one.better]) for one in found.figures]
+    figures = [Figure(name=name, value=value, unit=unit, better=way) for name, value, unit, way in measured]
+    try:
+        record("bench", f"bench {found.verb} {found.of}", figures)
+    except Exception as error:
+        click.echo(f"stoker: not recorded in the history: {type(error).__name__}: {error}", err=True)

@@ -37,6 +37,7 @@ LAYERS = {
         "manifest",
         "spans",
         "findings",
+        "symptoms",
         "recording",
         "gpus",
         "machine",

@@ -12,6 +12,7 @@ import click
 
 from stoker.cli.values import given_path
 from stoker.formats.sizes import counted
+from stoker.symptoms import page_of
 
 if TYPE_CHECKING:
     from stoker.diagnose.compare import Comparison
@@ -52,9 +53,10 @@ def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) ->
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON gives it; a finding without a cause has null there."""
+    """The verdict as JSON gives it; a finding without a cause, or a page of docs/symptoms, has null there."""
     findings = [
-        {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None} for one in verdict.findings
+        {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None, "page": page_of(one) or None}
+        for one in verdict.findings
     ]
     return {"findings": findings, "abstained": [asdict(one) for one in verdict.abstained]}
 

@@ -116,7 +116,7 @@ def test_the_card_the_report_and_json_name_the_page() -> None:
     assert page == "docs/symptoms/gpu-utilization-0.md"
     assert page in card_text(summary)
     assert page in report(summary)
-    assert plain(found)["findings"][0]["page"] == page
+    assert plain(found)["pages"][0] == page
 
 
 def test_an_error_of_the_command_names_the_page(

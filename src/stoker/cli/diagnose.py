@@ -53,12 +53,13 @@ def command(ctx: click.Context, run: Path, other: Path | None, as_json: bool) ->
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON gives it; a finding without a cause, or a page of docs/symptoms, has null there."""
+    """The verdict as JSON gives it; a finding without a cause has null there."""
     findings = [
-        {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None, "page": page_of(one) or None}
-        for one in verdict.findings
+        {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None} for one in verdict.findings
     ]
-    return {"findings": findings, "abstained": [asdict(one) for one in verdict.abstained]}
+    pages = dict.fromkeys(page for one in verdict.findings if (page := page_of(one)))
+    abstained = [asdict(one) for one in verdict.abstained]
+    return {"findings": findings, "abstained": abstained, "pages": [*pages]}
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What an installed stoker must do in an empty environment: doctor, and a small prepare → load, bit for bit."""
+"""What an installed stoker must do in an empty environment: doctor, and a small prepare → load."""
 
 from __future__ import annotations
 

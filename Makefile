@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SIDE_BY_SIDE := -n 2 --dist loadfile  # half of the time is spent waiting for processes and servers
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help venv demo test unit check format bench wheel clean
+.PHONY: help venv demo test unit check format bench wheel release clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -22,11 +22,11 @@ test: $(VENV)/.dev debian  ## run every test (unit and integration)
 unit: $(VENV)/.dev  ## run the quick tests only
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not integration and not slow"
 
-check: $(VENV)/.dev  ## formatting, lint, types, import layers
+check: $(VENV)/.dev  ## formatting, lint, types, import layers, links of the documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/test_layers.py tests/test_light_import.py
+	$(BIN)/pytest tests/test_layers.py tests/test_light_import.py tests/test_links.py
 
 format: $(VENV)/.dev  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -44,6 +44,9 @@ wheel: | $(BIN)/python  ## build dist/stoker-*.whl by way of dist/stoker-*.tar.g
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" >/dev/null
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	@ls dist/*
+
+release:  ## rehearse a release: TAG=v0.1.0 built in a clone, and tried in empty environments of Python 3.10 to 3.13
+	.ci/release "$(TAG)"
 
 .PHONY: debian
 debian:  # servers that integration tests start; without root the tests that need them say so and skip

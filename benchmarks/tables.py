@@ -1,4 +1,4 @@
-"""Fills the tables of README.md and docs from benchmarks/results: no number there is typed by hand.
+"""Fills the tables of README*.md and docs from benchmarks/results: no number there is typed by hand.
 
     python benchmarks/tables.py           rewrite the files
     python benchmarks/tables.py --check   exit 1 if one is out of date
@@ -469,7 +469,7 @@ def filled(text: str) -> str:
 
 def main() -> int:
     stale = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for path in (*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text("utf-8")
         if filled(text) != text:
             stale.append(str(path.relative_to(ROOT)))

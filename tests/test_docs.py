@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 import stoker
@@ -18,7 +17,6 @@ from stoker.doctor.examine import CHECKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
-LINK = re.compile(r"\[[^\]]+\]\(([^)#]+)[^)]*\)")
 
 
 def test_the_reference_is_what_commands_signatures_and_checks_say() -> None:
@@ -38,12 +36,6 @@ def test_tables_come_from_the_results() -> None:
         [sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stdout
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    targets = [link for link in LINK.findall(page.read_text("utf-8")) if "://" not in link]
-    assert [link for link in targets if not (page.parent / link).exists()] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -37,6 +37,7 @@ LAYERS = {
         "manifest",
         "spans",
         "findings",
+        "symptoms",
         "intervals",
         "recording",
         "gpus",

@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     given = parser.parse_args()
     accelerator = Accelerator()
-    vocabulary = 1 << 16
+    tokenizer = stoker.read_manifest(given.corpus).tokenizer
+    vocabulary = tokenizer.vocabulary if tokenizer else 1 << 16
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(vocabulary, WIDTH), torch.nn.Linear(WIDTH, vocabulary))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))

@@ -1,5 +1,6 @@
 """Lightning fed and saved by stoker: the loader is the train_dataloader, a callback saves it with the rest.
-On SIGTERM or SIGUSR1 to any rank all save after the same step and leave; the next run goes on there.
+Kill it and run it again: it goes on where the newest checkpoint was. On SIGTERM or SIGUSR1 to any rank all
+save after the same step and leave; the next run goes on there.
 
     python examples/lightning/train.py CORPUS --steps 100 --output out
 """
@@ -27,7 +28,10 @@ class TinyModel(lightning.LightningModule):
 
     def training_step(self, batch, number):
         logits = self.layers(batch["input_ids"])
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        if self.global_rank == 0:
+            print(f"step {self.global_step + 1}, loss {loss.item()!r}", flush=True)
+        return loss
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
@@ -40,9 +44,15 @@ def main() -> None:
     parser.add_argument("corpus")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--output", type=Path, default=Path("out"))
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     given = parser.parse_args()
+    tokenizer = stoker.read_manifest(given.corpus).tokenizer
+    vocabulary = tokenizer.vocabulary if tokenizer else 1 << 16
+    lightning.seed_everything(0, verbose=False)
     with (
-        stoker.Checkpointer(given.output / "checkpoints", every=500, save_on_signal=SIGNALS) as saver,
+        stoker.Checkpointer(
+            given.output / "checkpoints", every=given.every, keep=2, save_on_signal=SIGNALS
+        ) as saver,
         stoker.Loader(given.corpus, batch_size=8, seq_len=LENGTH) as loader,
     ):
         trainer = lightning.Trainer(
@@ -55,7 +65,7 @@ def main() -> None:
             callbacks=[CheckpointCallback(saver)],
             accelerator="auto",
         )
-        trainer.fit(TinyModel(1 << 16), train_dataloaders=loader)
+        trainer.fit(TinyModel(vocabulary), train_dataloaders=loader)
         position = loader.state_dict()["position"]
     print(f"step {trainer.global_step}, position {position}")
 

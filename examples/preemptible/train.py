@@ -28,7 +28,7 @@ SIGNALS, GRACE_S = ("SIGUSR1", "SIGTERM"), 120
 Steps = Generator[tuple[int, float], None, bool]
 
 
-def train(corpus: str, *, steps: int, folder: Path, cache: str | None = None) -> Steps:
+def train(corpus: str, *, steps: int, folder: Path, cache: str | None = None, every: int = 500) -> Steps:
     """Steps from where the newest checkpoint is, each with its loss; in the end, whether all are done."""
     on_gpu = torch.cuda.is_available()
     distributed.init_process_group("nccl" if on_gpu else "gloo")
@@ -37,7 +37,7 @@ def train(corpus: str, *, steps: int, folder: Path, cache: str | None = None) ->
     model = make_model(corpus).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     feeder = stoker.feed(corpus, cache=cache, batch_size=4, seq_len=LENGTH)
-    saver = stoker.Checkpointer(folder, every=500, keep=2, save_on_signal=SIGNALS, grace_s=GRACE_S)
+    saver = stoker.Checkpointer(folder, every=every, keep=2, save_on_signal=SIGNALS, grace_s=GRACE_S)
     with feeder, saver:
         objects = {"model": model, "optimizer": optimizer, "loader": feeder}
         done = saver.restore(**objects).step
@@ -75,11 +75,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--checkpoints", type=Path, required=True, help="folder that all ranks see")
     parser.add_argument("--cache", help="folder on this node's NVMe, where `stoker stage` put the corpus")
+    parser.add_argument("--every", type=int, default=500, help="steps between checkpoints")
     given = parser.parse_args()
-    steps = train(given.corpus, steps=given.steps, folder=given.checkpoints, cache=given.cache)
+    steps = train(
+        given.corpus, steps=given.steps, folder=given.checkpoints, cache=given.cache, every=given.every
+    )
     for step, loss in whole(steps):
         if int(os.environ["RANK"]) == 0:
-            print(f"step {step}, loss {loss:.3f}", flush=True)
+            print(f"step {step}, loss {loss!r}", flush=True)
 
 
 def whole(steps: Steps) -> Iterator[tuple[int, float]]:

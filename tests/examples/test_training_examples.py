@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "load"))
+from stoker.cli import run as stoker_command
 
-from small_datasets import make_tokens  # noqa: E402 - the path to it is set just above
+ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    rng = np.random.default_rng(5)
-    return make_tokens(tmp_path / "corpus", [rng.integers(20, 900, n).tolist() for n in (60, 9, 40)])
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, texts, tokenizer_path, write_jsonl):
+    folder = tmp_path_factory.mktemp("prepared")
+    source, out = write_jsonl(folder / "texts.jsonl", texts), folder / "corpus"
+    options = ("--tokenizer", tokenizer_path, "--out", out, "--work", folder / "work")
+    assert stoker_command([str(one) for one in ("prepare", source, *options)]) == 0
+    return out
+
+
+# what torchrun would say to the only rank of a job; port 0: the store takes one that is free
+ONE_RANK = {
+    "preemptible": {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+}
 
 
 def start(name, *arguments):
     command = [sys.executable, ROOT / "examples" / name / "train.py", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, **ONE_RANK.get(name, {}), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(list(map(str, command)), text=True, env=environment, **pipes)
 
@@ -71,11 +87,15 @@ LEAVERS = {
     "hf_trainer": "--output",
     "lightning": "--output",
 }
+PACKAGES = {"hf_trainer": "transformers", "plain_loop": "torch", "preemptible": "torch"}
+KILLED = {**LEAVERS, "preemptible": "--checkpoints"}
+EVERY = 20  # steps between checkpoints
+_STEP = re.compile(r"step (\d+), loss (\S+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", LEAVERS)
 def test_an_example_leaves_when_it_is_told_to_and_goes_on_from_there(name, corpus, needs, tmp_path):
-    needs({"hf_trainer": "transformers", "plain_loop": "torch"}.get(name, name))
+    needs(PACKAGES.get(name, name))
     arguments = (corpus, LEAVERS[name], tmp_path / "out")
     process = start(name, *arguments, "--steps", 1_000_000)
     wait_for_handler(process.pid)
@@ -95,3 +115,41 @@ def wait_for_handler(pid):
             return
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+# --- kill -9 ---
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_an_example_killed_with_9_goes_on_bit_for_bit(name, corpus, needs, tmp_path):
+    needs(PACKAGES.get(name, name))
+    arguments = (corpus, KILLED[name], tmp_path / "out", "--every", EVERY)
+    before = losses_until_killed(start(name, *arguments, "--steps", 1_000_000), tmp_path / "out")
+    process = start(name, *arguments, "--steps", max(before) + 3)
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors[-3000:]
+    after = losses(out)
+    assert list(after) == list(range(min(after), max(before) + 4))
+    assert (min(after) - 1) % EVERY == 0
+    assert min(after) > 1  # it went on, and did not begin anew
+    again = before.keys() & after.keys()
+    assert again
+    assert {step: after[step] for step in again} == {step: before[step] for step in again}
+
+
+def losses(out):
+    return {int(step): loss for step, loss in _STEP.findall(out)}
+
+
+def losses_until_killed(process, folder):
+    """The losses of a run that is killed between two checkpoints, once there is one to go on from."""
+    said = []
+    for line in itertools.islice(process.stdout, 2_000):  # a run that never saves is no reason to hang
+        said.append(line)
+        found = _STEP.search(line)
+        if found and int(found[1]) % EVERY == EVERY // 2 and [*folder.rglob("checkpoint.json")]:
+            break
+    process.kill()
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, errors[-3000:]
+    return losses("".join(said) + rest)

@@ -18,6 +18,7 @@ from stoker import __version__
 from stoker.cli.groups import Group, did_you_mean
 from stoker.errors import StokerError, explained
 from stoker.redact import redact_text
+from stoker.symptoms import page_of_text
 
 
 class _Verbs(Group):
@@ -86,7 +87,8 @@ def run(arguments: list[str]) -> int:
         context = getattr(error, "ctx", None)
         return fail(_said(error), f"see {context.command_path} --help" if context else "", error.exit_code)
     except StokerError as error:
-        return fail(error.message, error.hint, error.exit_code)
+        page = page_of_text(f"{type(error).__name__}: {error.message}")
+        return fail(error.message, error.hint, error.exit_code, page)
     except ImportError as error:
         told = explained(error)
         if not isinstance(told, StokerError):
@@ -94,7 +96,7 @@ def run(arguments: list[str]) -> int:
         return fail(told.message, told.hint, told.exit_code)
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        return fail(f"{where}{error.strerror or error}", "", 1)
+        return fail(f"{where}{error.strerror or error}", "", 1, page_of_text(str(error.strerror)))
     except (KeyboardInterrupt, click.Abort):
         hint = "run the same command again: prepare and stage go on where they stopped"
         return fail("interrupted", hint, 130)
@@ -118,13 +120,16 @@ def _said(error: click.ClickException) -> str:
     return error.format_message()
 
 
-def _fail(message: str, hint: str, code: int, *, as_json: bool) -> int:
+def _fail(message: str, hint: str, code: int, page: str = "", *, as_json: bool) -> int:
     message, hint = redact_text(message), redact_text(hint)  # of a mistake in the command, say
     with suppress(OSError):  # a full disk, or nobody reads: there is the exit code
         click.echo(f"error: {message}", err=True)
         if hint:
             click.echo(f"hint: {hint}", err=True)
+        if page:
+            click.echo(f"more: {page}", err=True)
     if as_json:
         with suppress(OSError):
-            click.echo(json.dumps({"error": {"message": message, "hint": hint, "exit_code": code}}, indent=1))
+            said = {"message": message, "hint": hint, "exit_code": code} | ({"page": page} if page else {})
+            click.echo(json.dumps({"error": said}, indent=1))
     return code

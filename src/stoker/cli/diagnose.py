@@ -12,6 +12,7 @@ import click
 
 from stoker.cli.values import given_path
 from stoker.formats.sizes import counted
+from stoker.symptoms import page_of
 
 if TYPE_CHECKING:
     from stoker.diagnose.compare import Comparison
@@ -58,7 +59,9 @@ def plain(verdict: Verdict) -> dict[str, Any]:
     findings = [
         {key: getattr(one, key) for key in _KEYS} | {"cause": one.cause or None} for one in verdict.findings
     ]
-    return {"findings": findings, "abstained": [asdict(one) for one in verdict.abstained]}
+    pages = dict.fromkeys(page for one in verdict.findings if (page := page_of(one)))
+    abstained = [asdict(one) for one in verdict.abstained]
+    return {"findings": findings, "abstained": abstained, "pages": [*pages]}
 
 
 def _cards(recording: Recording) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from stoker.findings import Finding
 from stoker.report.phrases import kind_of, pace_of, price_of, sentence
 from stoker.report.summary import Summary
 from stoker.report.units import percent, seconds, words
+from stoker.symptoms import page_of
 
 COLOURS = {
     "compute": "blue",
@@ -47,6 +48,7 @@ def print_card(summary: Summary, console: Console) -> None:
     if finding is not None:
         _listed(console, "what to change", finding.remedy)
         _listed(console, "evidence", finding.evidence)
+        _listed(console, "more", [page] if (page := page_of(finding)) else [])
     unseen = (*(finding.missing if finding is not None else ()), *summary.missing)
     _listed(console, "not seen", [*dict.fromkeys(unseen)])
     _listed(

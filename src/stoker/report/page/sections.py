@@ -27,6 +27,7 @@ from stoker.report.phrases import kind_of, sentence
 from stoker.report.series import Series, combined
 from stoker.report.summary import Summary
 from stoker.report.units import amount, money, percent, seconds, times, words
+from stoker.symptoms import page_of
 
 MARKS_SHOWN = 40
 
@@ -76,6 +77,7 @@ def verdict(summary: Summary) -> Html:
         tag("h2", sentence(finding.summary)),
         figures(_prices(summary, finding) if finding.kind != "healthy" else _health(summary)),
         listed("What to change", finding.remedy, ordered=True),
+        listed("More", [page] if (page := page_of(finding)) else []),
         class_=f"card {'good' if finding.kind == 'healthy' else 'bad'}",
     )
 

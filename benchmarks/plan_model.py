@@ -37,7 +37,6 @@ from stoker.plan.arithmetic import make_plan  # noqa: E402
 from stoker.plan.job import make_job  # noqa: E402
 from stoker.plan.page import idle_by_nodes, idle_over_time, plot  # noqa: E402
 from stoker.plan.scene import Cluster, Course, Policy, cluster_of  # noqa: E402
-from stoker.stage.prefetch import AT_ONCE  # noqa: E402
 
 LARGE = {
     "nodes": 10_000, "read_rate": "20MB/s", "dataset": "2000TB", "store_rate": "1000GB/s", "nvme": "3.5TB",
@@ -145,7 +144,7 @@ def predict(scene: Scene) -> Course:
         store_rate=float(RATE),
         epochs=float(scene.epochs),
         cache=0.0 if scene.staging == "none" else dataset + beside,
-        first=float(AT_ONCE * FILE_BYTES),
+        first=float(FILE_BYTES),  # what is waited for comes before what is fetched ahead
         ahead=float(scene.ahead),
         knee=0,
         slow_links=scene.slow_nodes / scene.nodes,

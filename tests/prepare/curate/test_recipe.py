@@ -74,6 +74,23 @@ def test_private_data_in_an_example_is_scrubbed(make: Make, write_jsonl: Any, tm
     assert "anna@" not in json.dumps(found.to_plain())
 
 
+def test_private_data_at_the_end_of_an_example_is_scrubbed(
+    make: Make, write_jsonl: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["x " * 115 + "anna@example.org " * 3, "stays " * 99])
+    found = make(path, curation=recipe([{"lengths": {"min_chars": 400}}])).statistics
+    assert "anna" not in json.dumps(found.to_plain())
+
+
+def test_documents_that_a_step_leaves_nothing_of_go_and_are_counted(
+    make: Make, write_jsonl: Any, read_tokens: Any, encode: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", ["   ", "\n\t ", "\x00\x01", "text", ""])
+    found = make(path, curation=recipe(["normalise"])).statistics
+    assert read_tokens(tmp_path / "out") == [encode("text")]
+    assert found.funnel == {("normalise", "empty", str(path)): 3, ("lengths", "empty", str(path)): 1}
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -152,6 +169,24 @@ def test_a_fasttext_file_is_a_classifier(make: Make, write_jsonl: Any, tmp_path:
         ([{"pii": {"kinds": ["nonsense"]}}], "no kind of private data"),
         ([{"classify": {"threshold": 0.5}}], "a classifier is"),
         ([["normalise"]], "is no step"),
+        ([{"language": {"keep": "en"}}], "keep is 'en'"),  # not the languages e and n
+        ([{"language": {"keep": ["en", False]}}], "keep is .*False"),  # YAML's no, Norwegian
+        ([{"pii": {"kinds": "email"}}], "kinds is 'email'"),
+        ([{"decontaminate": {"against": "x.jsonl"}}], "against is 'x.jsonl'"),
+        ([{"normalise": {"nfc": "no"}}], "nfc is 'no'"),
+        ([{"gopher_quality": {"min_words": "50"}}], "min_words is '50'"),
+        ([{"c4": {"min_sentences": "3"}}], "min_sentences is '3'"),
+        ([{"fineweb": {"short_line": None}}], "short_line is None"),
+        ([{"lengths": {"min_chars": True}}], "min_chars is True"),
+        ([{"repeated_paragraphs": {"min_chars": "20"}}], "min_chars is '20'"),
+        ([{"classify": {"threshold": "x", "function": "json:dumps"}}], "threshold is 'x'"),
+        ([{"classify": {"threshold": float("nan"), "function": "json:dumps"}}], "threshold is nan"),
+        ([{"filter": {"function": 5}}], "function is 5"),
+        ([{"gopher_repetition": {"top_ngrams": [[2]]}}], "step gopher_repetition cannot take"),
+        ([{"near_duplicates": {"similarity": "abc"}}], "similarity is 'abc'"),
+        ([{"near_duplicates": {"similarity": float("nan")}}], "similarity is nan"),
+        ([{"duplicates": {"normalised": "false"}}], "normalised is 'false'"),
+        (["duplicates", {"duplicates": {"normalised": False}}], "duplicates stands twice"),
     ],
 )
 def test_a_wrong_recipe_is_told_before_anything_is_read(steps: Any, said: str) -> None:
@@ -166,6 +201,12 @@ def test_a_file_that_is_no_recipe_is_told(content: str, tmp_path: Path) -> None:
     with pytest.raises(StokerError) as caught:
         read_recipe(str(tmp_path / "r.yaml"))
     assert caught.value.hint
+
+
+def test_languages_as_a_flag_leave_the_other_options_of_the_recipe() -> None:
+    asked = parse_recipe([{"language": {"keep": ["de"], "by_line": True, "threshold": 0.9}}], name="r.yaml")
+    (step,) = (ask for ask in with_flags(asked, languages=["ko"]).curation.steps if ask.step == "language")
+    assert step.options == {"keep": ["ko"], "by_line": True, "threshold": 0.9}
 
 
 def test_every_step_has_a_line_in_the_docs() -> None:

@@ -115,3 +115,24 @@ def test_a_band_that_many_share_makes_no_square_of_pairs() -> None:
 def test_pairs_at_the_threshold_are_nearly_all_candidates(threshold: float) -> None:
     sketch = choose_sketch(threshold)
     assert 1 - (1 - threshold**sketch.rows) ** sketch.bands >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2 + 3 = 5. The answer is 5.", "4 + 4 = 8. The answer is 8."),
+        ("Call 1234 for fire.", "Call 12340 for fire."),
+        ("वह की बात", "वह का बात"),  # vowel signs are no accents
+    ],
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_documents_that_say_something_else_are_no_exact_copies(
+    one: str, other: str, shuffle: bool, make: Make, write_jsonl: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [one, other, one.upper() + "!"])
+    found = make(path, curation=Curation(fold=True), shuffle=shuffle).statistics
+    assert (found.documents_out, found.dropped) == (2, {"duplicate": 1})
+
+
+def test_words_of_indian_scripts_stay_whole() -> None:
+    assert folded_words("हिन्दी में। বাংলা தமிழ்") == ["हिन्दी", "में", "বাংলা", "தமிழ்"]

@@ -38,7 +38,9 @@ _WORD = re.compile(
 
 # Scripts that write no spaces: each character counts as a word where copies are compared.
 _ALONE = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_FOLDED = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
+# Vowel signs and the like of Indian scripts, which Python takes for no part of a word (the danda is none).
+_SIGNS = r"\u0900-\u0963\u0966-\u0dff"
+_FOLDED = re.compile(rf"[{_ALONE}]|(?:[^\W_{_ALONE}]|[{_SIGNS}])+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)?")
 _ACCENTS = re.compile(r"[\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u064b-\u065f\u3099\u309a]")
 
@@ -53,10 +55,19 @@ def words(text: str) -> list[str]:
 def folded_words(text: str) -> list[str]:
     """Lower case, no punctuation, no accents, every number 0: what is left of a text when the differences
     that make no other document of it are gone."""
+    return _FOLDED.findall(_NUMBER.sub("0", _plain(text)))
+
+
+def numbers(text: str) -> str:
+    """The numbers that folding takes out: a sum with other numbers is no copy, however alike."""
+    return " ".join(_NUMBER.findall(_plain(text)))
+
+
+def _plain(text: str) -> str:
     text = text.lower()
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text)))
-    return _FOLDED.findall(_NUMBER.sub("0", text))
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text)))
 
 
 def folded_hashes(text: str) -> Hashes:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from stoker.errors import StokerError, UsageError
+from stoker.prepare.curate.batch import Batch
 from stoker.prepare.curate.recipe import Curation, parse_recipe, read_recipe, with_flags
 from stoker.prepare.curate.rules import without_repeated_parts
+from stoker.prepare.curate.scores import Classify
 from stoker.prepare.curate.steps import STEPS, Normalise
+from stoker.prepare.curate.users import UserFilter
+from stoker.prepare.sources.documents import Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +150,49 @@ def test_a_classifier_drops_what_scores_low(
     path = write_jsonl(tmp_path / "x.jsonl", ["ab", "abcdefgh"])
     curation = recipe([{"classify": {"function": "scores_of_ours:score", "threshold": 0.5}}])
     assert make(path, curation=curation).statistics.dropped == {"low_score": 1}
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("[float('nan')] * len(texts)", "no number"),
+        ("[float('inf')] * len(texts)", "no number"),
+        ("[None] * len(texts)", "TypeError"),
+        ("[1.0]", "1 scores for 2 texts"),
+        ("exit(0)", "SystemExit"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_classifier_that_misbehaves_is_named(
+    result: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_scores.py").write_text(f"def score(texts):\n    return {result}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_scores", raising=False)
+    step = Classify(function="bad_scores:score", threshold=0.5)
+    with pytest.raises(StokerError, match=f"bad_scores:score .*{said}"):
+        step.run(Batch(texts=Texts.of(["a", "b"]), places=np.arange(2)))
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"q": "two words"}\n'])
+def test_an_evaluation_set_without_examples_is_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text(content)
+    with pytest.raises(StokerError, match="no example of 5 words"):
+        recipe([{"decontaminate": {"against": [str(tmp_path / "eval.jsonl")]}}])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason"),
+    [("np.bool_(True)", ""), ("np.bool_(False)", "filter"), ("exit(0)", "filter_failed")],
+)
+def test_verdicts_of_numpy_count_and_a_filter_cannot_end_the_worker(
+    verdict: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_filter.py").write_text(f"import numpy as np\ndef keep(text):\n    return {verdict}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_filter", raising=False)
+    batch = Batch(texts=Texts.of(["a"]), places=np.arange(1))
+    assert UserFilter(function="odd_filter:keep").run(batch).reasons == [reason]
 
 
 def test_a_fasttext_file_is_a_classifier(make: Make, write_jsonl: Any, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from stoker.manifest import FileRecord
-from stoker.prepare.curate.words import folded_hashes, numbers
+from stoker.prepare.curate.words import folded_hashes
 from stoker.prepare.leftovers import hold, owner
 from stoker.prepare.neardup import Sketch, bands, shingle_sets
 from stoker.prepare.shuffle import (
@@ -145,12 +145,7 @@ class SpillWriter:
         if self._sketch:
             pending.words += words
         if self._ordering.dedup:
-            contents: Sequence[Any] = texts.views()  # buffers
-            if self._ordering.fold:
-                contents = [
-                    one.tobytes() + numbers(text).encode()
-                    for one, text in zip(words, texts.strings, strict=True)
-                ]
+            contents: Sequence[Any] = words if self._ordering.fold else texts.views()  # buffers
             digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, contents)), ">u8").reshape(-1, 2)
             table["high"], table["low"] = digests[:, 0], digests[:, 1]
         pending.tables.append(table)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from stoker.prepare.curate.batch import Batch
+from stoker.prepare.curate.decontaminate import Decontaminate
 from stoker.prepare.curate.recipe import Ask, Curation
 from stoker.prepare.curate.words import folded_words
 from stoker.prepare.neardup import candidates, choose_sketch, clusters
+from stoker.prepare.sources.documents import Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,3 +139,19 @@ def test_documents_that_say_something_else_are_no_exact_copies(
 
 def test_words_of_indian_scripts_stay_whole() -> None:
     assert folded_words("हिन्दी में। বাংলা தமிழ்") == ["हिन्दी", "में", "বাংলা", "தமிழ்"]
+
+
+def test_tables_of_other_numbers_are_no_near_copies(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    chooser = random.Random(0)
+    texts = [
+        " ".join(f"w{chooser.randrange(500)} {chooser.random():.3f}" for _ in range(50)) for _ in range(50)
+    ]
+    made = make(write_jsonl(tmp_path / "x.jsonl", texts), near_dedup=0.8, curation=Curation(fold=True))
+    assert (made.statistics.documents_out, made.statistics.dropped) == (50, {})
+
+
+def test_numbers_are_contaminated_by_the_same_numbers_only(tmp_path: Path) -> None:
+    (tmp_path / "eval.txt").write_text("12 + 31 - 4 = 39 and 40 - 1 = 39\n")
+    step = Decontaminate(against=(str(tmp_path / "eval.txt"),), ngram=5)
+    texts = ["13 + 31 - 5 = 39 and 41 - 2 = 39", "So 12 + 31 - 4 = 39 and 40 - 1 = 39."]
+    assert step.run(Batch(texts=Texts.of(texts), places=np.arange(2))).reasons == ["", "contaminated"]

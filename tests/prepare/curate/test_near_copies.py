@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from stoker.prepare.curate.batch import Batch
+from stoker.prepare.curate.decontaminate import Decontaminate
 from stoker.prepare.curate.recipe import Ask, Curation
 from stoker.prepare.curate.words import folded_words
 from stoker.prepare.neardup import candidates, choose_sketch, clusters
+from stoker.prepare.sources.documents import Texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,3 +118,40 @@ def test_a_band_that_many_share_makes_no_square_of_pairs() -> None:
 def test_pairs_at_the_threshold_are_nearly_all_candidates(threshold: float) -> None:
     sketch = choose_sketch(threshold)
     assert 1 - (1 - threshold**sketch.rows) ** sketch.bands >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2 + 3 = 5. The answer is 5.", "4 + 4 = 8. The answer is 8."),
+        ("Call 1234 for fire.", "Call 12340 for fire."),
+        ("वह की बात", "वह का बात"),  # vowel signs are no accents
+    ],
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_documents_that_say_something_else_are_no_exact_copies(
+    one: str, other: str, shuffle: bool, make: Make, write_jsonl: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [one, other, one.upper() + "!"])
+    found = make(path, curation=Curation(fold=True), shuffle=shuffle).statistics
+    assert (found.documents_out, found.dropped) == (2, {"duplicate": 1})
+
+
+def test_words_of_indian_scripts_stay_whole() -> None:
+    assert folded_words("हिन्दी में। বাংলা தமிழ்") == ["हिन्दी", "में", "বাংলা", "தமிழ்"]
+
+
+def test_tables_of_other_numbers_are_no_near_copies(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    chooser = random.Random(0)
+    texts = [
+        " ".join(f"w{chooser.randrange(500)} {chooser.random():.3f}" for _ in range(50)) for _ in range(50)
+    ]
+    made = make(write_jsonl(tmp_path / "x.jsonl", texts), near_dedup=0.8, curation=Curation(fold=True))
+    assert (made.statistics.documents_out, made.statistics.dropped) == (50, {})
+
+
+def test_numbers_are_contaminated_by_the_same_numbers_only(tmp_path: Path) -> None:
+    (tmp_path / "eval.txt").write_text("12 + 31 - 4 = 39 and 40 - 1 = 39\n")
+    step = Decontaminate(against=(str(tmp_path / "eval.txt"),), ngram=5)
+    texts = ["13 + 31 - 5 = 39 and 41 - 2 = 39", "So 12 + 31 - 4 = 39 and 40 - 1 = 39."]
+    assert step.run(Batch(texts=Texts.of(texts), places=np.arange(2))).reasons == ["", "contaminated"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import random
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -212,3 +216,25 @@ def test_an_empty_file_holds_no_bad_record(
 ) -> None:
     (tmp_path / f"{name}{suffix}").write_bytes(PACK[suffix](b""))
     assert read_all(tmp_path / f"{name}{suffix}").bad == []
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
+@pytest.mark.parametrize("lines", [50, 5000])
+def test_whole_lines_before_the_cut_of_a_compressed_file_are_read(
+    suffix: str, lines: int, tmp_path: Path, read_all: Callable[..., Any]
+) -> None:
+    chooser = random.Random(lines)
+    texts = [f"{number} {chooser.randbytes(40).hex()}" for number in range(lines)]
+    packers = {**PACK, ".xz": lzma.compress, ".bz2": lambda data: bz2.compress(data, 1)}
+    packed = packers[suffix](jsonl(texts))
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(packed[:-9])
+    unpacker = {
+        ".gz": lambda: zlib.decompressobj(31),
+        ".zst": lambda: zstd_module().ZstdDecompressor(),
+        ".xz": lzma.LZMADecompressor,
+        ".bz2": bz2.BZ2Decompressor,
+    }[suffix]()
+    readable = unpacker.decompress(packed[:-9]).count(b"\n")
+    found = read_all(tmp_path / f"a.jsonl{suffix}")
+    assert found.texts == texts[:readable]
+    assert [bad.reason for bad in found.bad] == ["truncated"]

@@ -50,11 +50,15 @@ class Step(Protocol):
 def edited(
     batch: Batch, edit: Callable[[str], tuple[str, str]], found: Counter[str] | None = None
 ) -> Outcome:
-    """The outcome of a function from a text to (the text to keep instead, why it goes)."""
+    """The outcome of a function from a text to (the text to keep instead, why it goes). What has nothing left
+    goes: it would be a lone end-of-document token."""
     pairs = [edit(text) for text in batch.texts.strings]
+    emptied = [bool(old) and not new for (new, _), old in zip(pairs, batch.texts.strings, strict=True)]
     changed = any(new is not old for (new, _), old in zip(pairs, batch.texts.strings, strict=True))
     return Outcome(
-        reasons=[reason for _, reason in pairs],
+        reasons=[
+            reason or ("empty" if gone else "") for (_, reason), gone in zip(pairs, emptied, strict=True)
+        ],
         texts=Texts.of([text for text, _ in pairs]) if changed else None,
         found=found or Counter(),
     )

@@ -48,6 +48,11 @@ class Decontaminate:
             if len(hashes) >= _SHORTEST:
                 size = min(self.ngram, len(hashes))
                 found.setdefault(size, []).append(ngram_hashes(hashes, size))
+        if not found:  # nothing would ever be found, and the report would say that all is clean
+            raise UnreadableError(
+                f"the evaluation set {path} has no example of {_SHORTEST} words or more",
+                hint="is it the right file?",
+            )
         return {size: np.unique(np.concatenate(some)) for size, some in found.items()}
 
     def run(self, batch: Batch) -> Outcome:
@@ -81,7 +86,7 @@ def ngram_hashes(hashes: Hashes, size: int) -> Hashes:
 def _examples(path: str) -> list[str]:
     try:
         lines = Path(path).read_text("utf-8").splitlines()
-        if Path(path).suffix in (".jsonl", ".ndjson"):
+        if Path(path).suffix.lower() in (".jsonl", ".ndjson"):
             return [text for line in lines if line.strip() for text in _strings(json.loads(line))]
     except (OSError, ValueError) as error:
         raise UnreadableError(

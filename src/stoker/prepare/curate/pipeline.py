@@ -14,6 +14,7 @@ from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.sources.documents import BadRecord, Documents, Source, describe, sources_of
 
 _EXAMPLE_CHARS = 240
+_SCRUBBED_CHARS = 8192  # looked at for it: half an address at the cut would not be told as one
 
 
 class Curator:
@@ -67,9 +68,9 @@ class Curator:
         statistics.drop(reason, int(batch.texts.sizes[row]))
         statistics.funnel[step.name, reason, self._origin(place)] += 1
         if statistics.wants_example(step.name, reason):
-            text, _ = private.scrubbed(batch.texts.text(row)[:_EXAMPLE_CHARS], private.KINDS)
+            text, _ = private.scrubbed(batch.texts.text(row)[:_SCRUBBED_CHARS], private.KINDS)
             where = describe(place, self._sources)
-            statistics.drop_example(step.name, reason, where=where, text=text)
+            statistics.drop_example(step.name, reason, where=where, text=text[:_EXAMPLE_CHARS])
 
     def _count_changes(self, step: Step, batch: Batch, outcome: Outcome, statistics: Statistics) -> None:
         assert outcome.texts is not None

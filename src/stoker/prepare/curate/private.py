@@ -10,6 +10,12 @@ from dataclasses import dataclass
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _GROUP = r"[0-9a-f]{1,4}"
+_DASHES = "-\u2010-\u2015\u2212\uff0d"
+# Letters of e-mail addresses. A word of another script may stand against an address without a space, as
+# Korean particles do: only where it is the whole name is it of the address.
+_LETTER = "A-Za-z0-9\u00c0-\u024f\u0370-\u052f"
+_LOCAL_ENDINGS = "한국|中国|中國|香港|台灣|台湾|рф|укр|भारत|ไทย"
+_FILES = ("png", "jpg", "jpeg", "gif", "svg", "webp")  # icon@2x.png
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,16 +90,22 @@ def is_social_security(found: str) -> bool:
 
 def is_public_address(found: str) -> bool:
     try:
-        return ipaddress.ip_address(found).is_global
+        address = ipaddress.ip_address(found)
     except ValueError:
         return False
+    given_out = address.version == 4 or int(address) >> 125 == 1  # 2000::/3; a::b is C++
+    return address.is_global and given_out
 
 
 def is_phone(found: str) -> bool:
-    """Nine to fifteen digits; without a plus, a bracket or a leading zero a number is just a number."""
-    digits = _digits(found)
-    grouped = len(re.findall(r"\d+", found)) >= 3
-    return 9 <= len(digits) <= 15 and (found[0] in "+(0" or grouped) and len(set(digits)) > 2
+    """Nine to fifteen digits; without a plus, a bracket or a leading zero only North American (555-867-5309)
+    and Chinese groups (138-1234-5678) count: years and columns of numbers look like the rest."""
+    digits = "".join(map(str, _digits(found)))
+    sizes = [len(group) for group in re.findall(r"\d+", found)]
+    led = found[0] in "+(" or digits[0] == "0"
+    american = sizes == [3, 3, 4] and digits[0] > "1" and digits[3] > "1"
+    chinese = sizes == [3, 4, 4] and digits[0] == "1" and digits[1] > "2"
+    return 9 <= len(digits) <= 15 and (led or american or chinese) and len(set(digits)) > 2
 
 
 KINDS = (
@@ -101,37 +113,55 @@ KINDS = (
         name="api_key",
         pattern=re.compile(
             r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_\w{22,}\b"
-            r"|\bsk-(?:ant-|proj-)?[A-Za-z0-9_-]{20,}|\bAIza[0-9A-Za-z_-]{35}|\bxox[baprs]-[A-Za-z0-9-]{10,}"
+            r"|\bsk-(?:(?:ant|proj|svcacct|admin|or-v1)-[\w-]{20,}|[A-Za-z0-9]{20,})|\bAIza[0-9A-Za-z_-]{35}"
+            r"|\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}|\bxox[baprs]-[A-Za-z0-9-]{10,}"
             r"|\bhf_[A-Za-z0-9]{30,}\b|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"
-            r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]+?-----END [A-Z ]*PRIVATE KEY-----"
+            r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:"
+            r"(?:[^-]|-(?!----))+-----END [A-Z ]{0,30}PRIVATE KEY-----"
+            r"|(?:\s*[A-Za-z0-9+/=]{40,76})+)",  # one that was cut off has no end
+            re.ASCII,  # whose \b also stands between a key and a letter of another script
         ),
-        hints=("AKIA", "ASIA", "gh", "sk-", "AIza", "xox", "hf_", "eyJ", "PRIVATE KEY"),
+        hints=("AKIA", "ASIA", "gh", "sk-", "k_", "AIza", "xox", "hf_", "eyJ", "PRIVATE KEY"),
     ),
     Kind(
         name="email",
         pattern=re.compile(
-            r"\b[A-Za-z0-9][\w.!#$%&'*+/=?^`{|}~-]*@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,24}\b", re.ASCII
+            rf"(?:(?<![{_LETTER}])[{_LETTER}][{_LETTER}\w.!#$%&'*+/=?^`{{|}}~-]{{0,63}}|[^\W_{_LETTER}]{{1,32}})"
+            rf"@(?:[\w-]{{1,63}}\.){{1,8}}(?:{_LOCAL_ENDINGS}|[A-Za-z]{{2,24}}(?![{_LETTER}]))"
         ),
+        proof=lambda found: found.rpartition(".")[2].lower() not in _FILES,
         hints=("@",),
     ),
     Kind(
         name="korean_id",
-        pattern=re.compile(r"(?<![\d-])\d{6}[-–]?[1-8]\d{6}(?![\d-])"),
+        pattern=re.compile(rf"(?<!\d)(?<!\d-)\d{{6}}(?: ?[{_DASHES}] ?)?[1-8]\d{{6}}(?!-?\d)"),
         proof=is_korean_resident,
     ),
     Kind(
         name="social_security",
-        pattern=re.compile(r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])"),
+        pattern=re.compile(r"(?<!\d)(?<!\d-)\d{3}-\d{2}-\d{4}(?!-?\d)"),
         proof=is_social_security,
         hints=("-",),
     ),
-    Kind(name="card", pattern=re.compile(r"(?<![\d.-])\d(?:[ -]?\d){12,18}(?![\d-])"), proof=is_card),
+    # Groups as cards are written: what stands beside one (12/26, a check number, an amount) is not of it.
+    Kind(
+        name="card",
+        pattern=re.compile(r"(?<![\d.])\d{4}([ \u00a0-])(?:\d{4}\1){3}\d{3}(?!-?\d)"),
+        proof=is_card,
+    ),
+    Kind(
+        name="card",
+        pattern=re.compile(
+            r"(?<![\d.])(?<!\d-)(?:\d{13,19}|\d{4}([ \u00a0-])(?:\d{4}\1\d{4}\1\d{4}|\d{6}\1\d{4,5}))(?!-?\d)"
+        ),
+        proof=is_card,
+    ),
     Kind(
         name="ip",
         pattern=re.compile(
-            rf"(?<![\d.])(?:{_BYTE}\.){{3}}{_BYTE}(?![\d.]*\d)"
-            rf"|(?<![\w:])(?:{_GROUP}:){{7}}{_GROUP}(?![\w:])"
-            rf"|(?<![\w:])(?:{_GROUP}:){{1,6}}(?::{_GROUP}){{1,6}}(?![\w:])",
+            rf"(?<![v\d.])(?:{_BYTE}\.){{3}}{_BYTE}(?![\d.]*\d)"
+            rf"|(?<![a-z\d_:])(?:{_GROUP}:){{7}}{_GROUP}(?![a-z\d_:])"
+            rf"|(?<![a-z\d_:])(?:{_GROUP}:){{1,6}}(?::{_GROUP}){{1,6}}(?![a-z\d_:])",
             re.IGNORECASE,
         ),
         proof=is_public_address,
@@ -140,8 +170,8 @@ KINDS = (
     Kind(
         name="phone",
         pattern=re.compile(
-            r"(?<![\w./-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5}|\(\d{2,4}\)[ .-]?\d{3,4}[ .-]\d{4}"
-            r"|\d{2,4}[ .-]\d{3,4}[ .-]\d{4})(?![\w-]|\.\d)"
+            r"(?<![A-Za-z_\d./-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5}|\(\d{2,4}\)[ .-]?\d{3,4}[ .-]\d{4}"
+            r"|\d{2,4}[ .-]\d{3,4}[ .-]\d{4})(?![A-Za-z_\d-]|\.\d)"
         ),
         proof=is_phone,
     ),

@@ -12,11 +12,15 @@ import xxhash
 
 from stoker.errors import UnreadableError, UsageError, require
 from stoker.prepare.curate.batch import Step
-from stoker.prepare.curate.steps import STEPS
+from stoker.prepare.curate.options import check_options, kinds_of
+from stoker.prepare.curate.steps import OPTIONS, STEPS
 from stoker.prepare.curate.users import code_digest
 
 # What is found where documents meet, after all other steps: no list of a batch's.
-_MEETING = {"duplicates": {"normalised"}, "near_duplicates": {"similarity", "keep"}}
+_MEETING = {
+    "duplicates": {"normalised": "bool"},
+    "near_duplicates": {"similarity": "float", "keep": "str"},
+}
 KEEPS = ("first", "longest")
 
 
@@ -28,9 +32,10 @@ class Ask:
     options: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> Step:
+        check_options(self.step, self.options, kinds_of(OPTIONS.get(self.step, STEPS[self.step])))
         try:
             made: Step = STEPS[self.step](**self.options)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(
                 f"step {self.step} cannot take {self.options}: {error}",
                 hint="docs/concepts/curation.md lists the options of each step",
@@ -129,7 +134,10 @@ def parse_recipe(steps: Any, *, name: str) -> Recipe:
     asks = [_ask(item, name) for item in steps]
     meeting = {ask.step: ask.options for ask in asks if ask.step in _MEETING}
     for step, options in meeting.items():
-        if unknown := sorted(set(options) - _MEETING[step]):
+        if sum(ask.step == step for ask in asks) > 1:
+            raise UsageError(f"{name}: {step} stands twice", hint="write it once, with all its options")
+        check_options(step, options, _MEETING[step])
+        if unknown := sorted(set(options) - set(_MEETING[step])):
             raise UsageError(
                 f"{name}: {step} has no option {unknown[0]}",
                 hint=f"it has {', '.join(sorted(_MEETING[step]))}",
@@ -179,7 +187,8 @@ def with_flags(
     inner = [ask for ask in recipe.curation.steps if ask.step != "lengths" or ask.options]
     if languages:
         place = next((at for at, ask in enumerate(inner) if ask.step == "language"), None)
-        asked = Ask(step="language", options={"keep": list(languages)})
+        given = {} if place is None else inner[place].options
+        asked = Ask(step="language", options={**given, "keep": list(languages)})
         inner[: 0 if place is None else place + 1] = [*inner[: place or 0], asked]
     if quality:
         inner += [Ask(step="gopher_repetition"), Ask(step="gopher_quality")]

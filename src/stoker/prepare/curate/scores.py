@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,14 +46,23 @@ class Classify:
 
     def _scores(self, texts: Sequence[str]) -> list[float]:
         if self.function:
-            scores = [float(score) for score in self._function(list(texts))]
-            if len(scores) != len(texts):
-                raise BadInputError(
-                    f"the classifier {self.function} gave {len(scores)} scores for {len(texts)} texts",
-                    hint="return one number for each text",
-                )
-            return scores
+            return self._given(texts)
         return [self._probability(" ".join(text.split())) for text in texts]
+
+    def _given(self, texts: Sequence[str]) -> list[float]:
+        """The user's scores. One that is no number would keep its document, whatever the threshold."""
+        try:
+            scores = [float(score) for score in self._function(list(texts))]
+            fault = "" if all(map(math.isfinite, scores)) else "gave a score that is no number"
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            scores, fault = [], f"failed: {type(error).__name__}: {error}"
+        if not fault and len(scores) != len(texts):
+            fault = f"gave {len(scores)} scores for {len(texts)} texts"
+        if fault:
+            raise BadInputError(
+                f"the classifier {self.function} {fault}", hint="return one number for each text"
+            )
+        return scores
 
     def _probability(self, line: str) -> float:
         labels, scores = self._model.predict(line, -1)

@@ -213,3 +213,12 @@ STEPS: dict[str, Any] = {  # name: what makes the step of its options
     "classify": Classify,
     "filter": UserFilter,
 }
+
+OPTIONS: dict[str, type] = {  # whose fields are a step's options, where it is not the step itself
+    "gopher_repetition": GopherRepetition,
+    "gopher_quality": GopherQuality,
+    "c4": C4,
+    "fineweb": FineWeb,
+    "repeated_paragraphs": RepeatedParts,
+    "pii": Private,
+}

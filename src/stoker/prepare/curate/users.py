@@ -38,7 +38,7 @@ class UserFilter:
         for number, text in enumerate(batch.texts.strings):
             try:
                 kept, reason = _judged(self._call(text), text)
-            except Exception as error:  # whatever the user's code raises
+            except (Exception, SystemExit) as error:  # whatever the user's code raises
                 detail = f"the filter {self.function}: {type(error).__name__}: {error}"
                 bad[number] = BadRecord(where="", reason="filter_failed", detail=detail)
                 kept, reason = text, "filter_failed"
@@ -52,9 +52,13 @@ def _judged(verdict: Any, text: str) -> tuple[str, str]:
     if isinstance(verdict, str):
         verdict.encode()
         return verdict, "" if verdict else "empty"
-    if verdict is None or isinstance(verdict, bool) or type(verdict).__name__ == "bool_":
+    if verdict is None or isinstance(verdict, bool) or _is_numpy_bool(verdict):
         return text, "" if verdict else "filter"
     raise TypeError(f"it returned {type(verdict).__name__}, not a str, a bool or None")
+
+
+def _is_numpy_bool(verdict: Any) -> bool:
+    return type(verdict).__module__ == "numpy" and type(verdict).__name__ in ("bool", "bool_")  # 2, 1
 
 
 def load_function(name: str) -> Callable[..., Any]:

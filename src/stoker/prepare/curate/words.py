@@ -38,8 +38,9 @@ _WORD = re.compile(
 
 # Scripts that write no spaces: each character counts as a word where copies are compared.
 _ALONE = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_FOLDED = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)?")
+# Vowel signs and the like of Indian scripts, which Python takes for no part of a word (the danda is none).
+_SIGNS = r"\u0900-\u0963\u0966-\u0dff"
+_FOLDED = re.compile(rf"[{_ALONE}]|(?:[^\W_{_ALONE}]|[{_SIGNS}])+")
 _ACCENTS = re.compile(r"[\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u064b-\u065f\u3099\u309a]")
 
 Hashes = npt.NDArray[np.uint64]
@@ -51,12 +52,13 @@ def words(text: str) -> list[str]:
 
 
 def folded_words(text: str) -> list[str]:
-    """Lower case, no punctuation, no accents, every number 0: what is left of a text when the differences
-    that make no other document of it are gone."""
+    """Lower case, no punctuation, no accents: what is left of a text when the differences that make no other
+    document of it are gone. Numbers stay: with every number 0, as datatrove has it, all tables are copies of
+    one another, all sums too, and each holds any evaluation set of them."""
     text = text.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text)))
-    return _FOLDED.findall(_NUMBER.sub("0", text))
+    return _FOLDED.findall(text)
 
 
 def folded_hashes(text: str) -> Hashes:

@@ -73,12 +73,22 @@ class _Bz2File(bz2.BZ2File):
     """bz2 calls damage an OSError, which is what a disk's troubles are called."""
 
     def readinto(self, buffer: Any) -> int:  # a writable buffer
-        try:
+        with _damage_told():
             return super().readinto(buffer)
-        except OSError as error:
-            if error.errno is None:
-                raise EOFError(str(error)) from error
-            raise
+
+    def read1(self, size: int = -1) -> bytes:
+        with _damage_told():
+            return super().read1(size)
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise EOFError(str(error)) from error
+        raise
 
 
 def _long_windows() -> dict[int, int]:
@@ -95,8 +105,19 @@ def decompression_errors() -> tuple[type[Exception], ...]:
         return errors
 
 
-# Lines decompressed in one read with the damage of a file are lost with it: read less at a time.
 _COMPRESSED_STEP = 128 << 10
+
+
+def _filled(file: Any, room: memoryview) -> tuple[int, Exception | None]:
+    """(bytes put into the room, the damage that ended it). Each read takes what one step of the decompressor
+    gives: a longer one would lose with the damage what was readable before it."""
+    count = 0
+    try:
+        while count < len(room) and (more := file.readinto1(room[count:])):
+            count += more
+    except decompression_errors() as error:
+        return count, error
+    return count, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,16 +146,19 @@ def _whole_lines(source: Source, piece: Piece, limit: int) -> Iterator[_Lines]:
     """Blocks of lines as they stand; one that does not fit memory is passed over here."""
     stop = None if source.compression else piece.stop
     step = _COMPRESSED_STEP if source.compression else None
-    with open_plain(source) as file:
+    damage: Exception | None = None
+    with open_plain(source) as opened:
+        file: Any = opened.raw if source.compression and isinstance(opened, io.BufferedReader) else opened
         at = _first_line(file, piece.start)
         buffer, held = bytearray(BLOCK_BYTES), 0
         while stop is None or at < stop:
-            try:
-                room = memoryview(buffer)[held : held + step if step else None]
-                count = file.readinto(room)  # type: ignore[attr-defined]
-            except decompression_errors() as error:
-                yield _no_lines(at, _bad(source, at + held, "truncated", f"the file is damaged: {error}"))
+            if damage:
+                yield _no_lines(at, _bad(source, at + held, "truncated", f"the file is damaged: {damage}"))
                 return
+            room = memoryview(buffer)[held : held + step if step else None]
+            count, damage = _filled(file, room) if step else (file.readinto(room), None)
+            if damage and not count:
+                continue
             filled = held + count
             end = buffer.rfind(b"\n", 0, filled) + 1 if count else filled
             if end:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -88,3 +90,50 @@ def test_one_object_is_measured_too(tmp_path):
 def test_an_empty_prefix_says_that_there_is_nothing(tmp_path):
     with pytest.raises(UsageError, match="nothing to read"):
         bench_objects(f"file://{tmp_path}/", seconds=0.02)
+
+
+def test_an_object_of_a_web_server_without_listings_is_measured():
+    data = os.urandom(300_000)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer()
+
+        def do_GET(self):
+            self.answer()
+
+        def do_PROPFIND(self):
+            self.send_response(405)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def answer(self):
+            if self.path != "/c/big.bin":
+                self.send_error(404)
+                return
+            start, _, end = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
+            body = data[int(start) : int(end) + 1 if end else None]
+            self.send_response(206 if "Range" in self.headers else 200)
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            self.send_header("Content-Range", f"bytes {start}-{int(start) + len(body) - 1}/{len(data)}")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    base = f"http://127.0.0.1:{server.server_port}/c"
+    try:
+        wanted = [Ranges(bytes=1000, connections=2)]
+        assert "300 kB" in bench_objects(f"{base}/big.bin", seconds=0.02, wanted=wanted).of
+        with pytest.raises(StorageError, match="cannot list"):
+            bench_objects(f"{base}/none.bin", seconds=0.02, wanted=wanted)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

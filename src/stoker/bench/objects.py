@@ -74,7 +74,11 @@ def bench_objects(
 def _found(url: str) -> tuple[Store, list[Entry]]:
     """The largest objects under a prefix, or the one that is named."""
     store = open_store(url)
-    listed = [one for one in islice(store.list(), _LISTED) if one.bytes]
+    unlisted: StorageError | None = None
+    try:
+        listed = [one for one in islice(store.list(), _LISTED) if one.bytes]
+    except StorageError as error:  # a plain web server has no listing, and may well have the object
+        listed, unlisted = [], error
     if not listed:
         folder, name = split_url(url.rstrip("/"))
         store = open_store(folder)
@@ -82,6 +86,8 @@ def _found(url: str) -> tuple[Store, list[Entry]]:
             store.read_range(name, 0, 1)
             listed = [store.stat(name)]
         except StorageError as error:
+            if unlisted:
+                raise unlisted from error
             raise UsageError(
                 f"there is nothing to read under {url}", hint="name a prefix with objects in it"
             ) from error

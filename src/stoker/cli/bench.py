@@ -13,7 +13,7 @@ import click
 
 from stoker.cli.groups import Group
 from stoker.cli.values import choice, existing, given_path, json_option, size
-from stoker.storage import is_local, local_path
+from stoker.storage import is_local, local_path, named_errors
 
 if TYPE_CHECKING:
     from stoker.bench.figures import Bench
@@ -106,8 +106,8 @@ def _trial(
     from stoker.bench.drive import Workload
     from stoker.bench.path import Trial
 
-    if block % 4096:
-        raise click.BadParameter(f"blocks of {block} bytes are no whole pages of 4096")
+    if block % 4096 or not 4096 <= block <= 1 << 30:
+        raise click.BadParameter(f"blocks of {block} bytes are no whole pages of 4096, up to 1 GiB")
     work = Workload(
         engine="sync" if engine == "pread" else engine,
         block=block,
@@ -243,13 +243,14 @@ def _show(found: Bench, *, html: Path | None, as_json: bool, no_history: bool) -
 
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
+    if not no_history:
+        _record(found)  # first: what took minutes is not lost with a reader or a page
+    click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
     if html:
         from stoker.report.measured import measured_page
 
-        html.write_text(measured_page(found), "utf-8")
-    click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
-    if not no_history:
-        _record(found)
+        with named_errors("write", html):
+            html.write_text(measured_page(found), "utf-8")
     if not found.passed:
         raise click.exceptions.Exit(1)
 

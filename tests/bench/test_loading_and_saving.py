@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -137,3 +140,15 @@ def test_an_object_of_a_web_server_without_listings_is_measured():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.integration
+def test_a_bench_that_a_scheduler_ends_leaves_no_files(tmp_path, stoker_environ):
+    words = ["bench", "checkpoint", str(tmp_path), "--size", "1MiB", "--saves", "100"]
+    program = f"from stoker.cli import run; raise SystemExit(run({words}))"
+    process = subprocess.Popen([sys.executable, "-c", program], env=stoker_environ())
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []

@@ -286,3 +286,12 @@ def test_a_name_that_is_no_utf_8_is_recorded(tmp_path: Path) -> None:
 def test_a_number_that_nobody_can_have_measured_is_refused(value: float) -> None:
     with pytest.raises(UsageError, match="finite"):
         Figure(name="read", value=value)
+
+
+def test_a_whole_number_is_read_back(tmp_path: Path) -> None:
+    """`bench accelerators` counts cards: 3 came back as 3.0, and its entry was called damaged."""
+    figure = Figure(name="most cards", value=3, low=2, high=4)
+    record("bench", "cards", [figure], store=tmp_path, origin=Origin(machine="m"))
+    found = read_store(tmp_path)
+    assert not found.damaged
+    assert found.entries[0].figures == (figure,)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,8 @@ def _shown(measure: Callable[..., Bench | None]) -> Callable[..., None]:
 
     @wraps(measure)
     def run(*, html: Path | None, as_json: bool, no_history: bool, **given: Any) -> None:
-        found = measure(**given)
+        with _terminable():
+            found = measure(**given)
         if found is not None:  # rank 0's, where there are several
             _show(found, html=html, as_json=as_json, no_history=no_history)
 
@@ -34,6 +38,23 @@ def _shown(measure: Callable[..., Bench | None]) -> Callable[..., None]:
     )
     page = click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
     return page(command)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, as timeout and a scheduler send it, ends a measurement as Ctrl-C does: its files go."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = (
+        signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
+    )
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _seconds(default: float, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -261,7 +282,10 @@ def _record(found: Bench) -> None:
     from stoker.history.record import record
 
     better = {"more": HIGHER, "less": LOWER}
-    measured = [(one.name, one.value, one.unit, better[one.better]) for one in found.figures]
+    units = {"share": "ratio", "count": ""}  # the history's words
+    measured = [
+        (one.name, one.value, units.get(one.unit, one.unit), better[one.better]) for one in found.figures
+    ]
     figures = [Figure(name=name, value=value, unit=unit, better=way) for name, value, unit, way in measured]
     try:
         record("bench", f"bench {found.verb} {found.of}", figures)

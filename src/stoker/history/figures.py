@@ -25,6 +25,9 @@ class Figure:
     high: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):  # SQLite gives back 3.0 for 3, and a digest tells them apart
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(given))
         if not self.name or not abs(self.value) < _MOST:  # nor is NaN
             raise UsageError(
                 f"the figure {self.name!r} is {self.value}", hint="give a name and a finite number"

@@ -72,6 +72,11 @@ def test_a_state_that_has_no_room_is_not_saved(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_state_of_nothing_is_no_measurement(tmp_path):
+    with pytest.raises(UsageError, match="measures nothing"):
+        bench_checkpoint(tmp_path, size=0)
+
+
 def test_a_store_is_read_by_ranges(tmp_path):
     for number in range(2):
         (tmp_path / f"{number}.bin").write_bytes(os.urandom(300_000))

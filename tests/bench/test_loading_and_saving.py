@@ -138,7 +138,11 @@ def test_an_object_of_a_web_server_without_listings_is_measured():
     base = f"http://127.0.0.1:{server.server_port}/c"
     try:
         wanted = [Ranges(bytes=1000, connections=2)]
-        assert "300 kB" in bench_objects(f"{base}/big.bin", seconds=0.02, wanted=wanted).of
+        found = bench_objects(
+            f"{base.replace('//', '//user:hunter2@')}/big.bin", seconds=0.02, wanted=wanted
+        ).of
+        assert "300 kB" in found
+        assert "hunter2" not in found, "figures are shown to others"
         with pytest.raises(StorageError, match="cannot list"):
             bench_objects(f"{base}/none.bin", seconds=0.02, wanted=wanted)
     finally:

@@ -16,6 +16,7 @@ from itertools import count, islice
 from stoker.bench.figures import Bench, Figure
 from stoker.errors import StorageError, UsageError
 from stoker.formats.sizes import counted, say_binary, say_size
+from stoker.redact import redact_url
 from stoker.storage import Entry, Store, open_store, split_url
 
 _LISTED = 1000  # entries looked at for objects worth reading
@@ -61,9 +62,10 @@ def bench_objects(
         rates.append((ranges, rate))
         beside = {"p50_s": statistics.median(latencies), "p99_s": _percentile(latencies, 0.99)}
         figures.append(Figure(name=ranges.name, value=rate, unit="B/s", beside=beside))
+    held = f"{counted(len(objects), 'object')} of {say_size(sum(one.bytes for one in objects))}"
     return Bench(
         verb="path",
-        of=f"{url}, {counted(len(objects), 'object')} of {say_size(sum(one.bytes for one in objects))}",
+        of=f"{redact_url(url)}, {held}",
         figures=figures,
         advice=_advice(rates),
         measured=_measured(rates, figures[0].value),
@@ -89,7 +91,7 @@ def _found(url: str) -> tuple[Store, list[Entry]]:
             if unlisted:
                 raise unlisted from error
             raise UsageError(
-                f"there is nothing to read under {url}", hint="name a prefix with objects in it"
+                f"there is nothing to read under {redact_url(url)}", hint="name a prefix with objects in it"
             ) from error
     return store, sorted(listed, key=lambda one: -one.bytes)[:64]
 

@@ -79,7 +79,7 @@ def test_one_pass_moves_the_file_once(file, engine, writes, random, needs_ring):
 @pytest.mark.parametrize("engine", ["sync", "mmap"])
 def test_the_twin_in_python_does_the_same_work(file, engine):
     work = Workload(engine=engine, block=BLOCK, threads=4, random=True, repeats=False, seconds=30)
-    calls, seconds, latencies = drive_in_python(file, 64 * BLOCK, work)
+    calls, seconds, _, latencies = drive_in_python(file, 64 * BLOCK, work)
     assert calls == sum(latencies.values()) == 64
     assert seconds > 0
 
@@ -119,3 +119,23 @@ def test_numbers_out_of_range_are_refused(file, change, c_module):
     given = {"block": BLOCK, **change}
     with pytest.raises(ValueError, match="out of range"):
         drive(file, 64 * BLOCK, Workload(**given))
+
+
+@pytest.mark.parametrize("engine", ["sync", "io_uring"])
+def test_filling_buffers_is_no_part_of_a_trial(tmp_path, engine, request):
+    """Buffers that took longer to fill than the trial lasts left 0 B/s, on millions of cores."""
+    if engine == "io_uring":
+        request.getfixturevalue("needs_ring")
+    block = 64 << 20
+    with open(tmp_path / "sparse", "w+b") as sparse:
+        sparse.truncate(block)
+        done = drive(sparse.fileno(), block, Workload(engine=engine, block=block, depth=2, seconds=1e-6))
+    assert done.calls >= 1
+    assert done.bytes_s > 0
+    assert done.cpu_s / done.seconds < 2 * (os.cpu_count() or 1)
+
+
+def test_the_twin_s_buffers_are_no_part_of_a_trial_either(file):
+    calls, seconds, _, _ = drive_in_python(file, 64 * BLOCK, Workload(block=BLOCK, threads=8, seconds=1e-3))
+    assert calls
+    assert seconds > 0

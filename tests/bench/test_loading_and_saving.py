@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -67,6 +72,11 @@ def test_a_state_that_has_no_room_is_not_saved(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_state_of_nothing_is_no_measurement(tmp_path):
+    with pytest.raises(UsageError, match="measures nothing"):
+        bench_checkpoint(tmp_path, size=0)
+
+
 def test_a_store_is_read_by_ranges(tmp_path):
     for number in range(2):
         (tmp_path / f"{number}.bin").write_bytes(os.urandom(300_000))
@@ -88,3 +98,66 @@ def test_one_object_is_measured_too(tmp_path):
 def test_an_empty_prefix_says_that_there_is_nothing(tmp_path):
     with pytest.raises(UsageError, match="nothing to read"):
         bench_objects(f"file://{tmp_path}/", seconds=0.02)
+
+
+def test_an_object_of_a_web_server_without_listings_is_measured():
+    data = os.urandom(300_000)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer()
+
+        def do_GET(self):
+            self.answer()
+
+        def do_PROPFIND(self):
+            self.send_response(405)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def answer(self):
+            if self.path != "/c/big.bin":
+                self.send_error(404)
+                return
+            start, _, end = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
+            body = data[int(start) : int(end) + 1 if end else None]
+            self.send_response(206 if "Range" in self.headers else 200)
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            self.send_header("Content-Range", f"bytes {start}-{int(start) + len(body) - 1}/{len(data)}")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    base = f"http://127.0.0.1:{server.server_port}/c"
+    try:
+        wanted = [Ranges(bytes=1000, connections=2)]
+        found = bench_objects(
+            f"{base.replace('//', '//user:hunter2@')}/big.bin", seconds=0.02, wanted=wanted
+        ).of
+        assert "300 kB" in found
+        assert "hunter2" not in found, "figures are shown to others"
+        with pytest.raises(StorageError, match="cannot list"):
+            bench_objects(f"{base}/none.bin", seconds=0.02, wanted=wanted)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.integration
+def test_a_bench_that_a_scheduler_ends_leaves_no_files(tmp_path, stoker_environ):
+    words = ["bench", "checkpoint", str(tmp_path), "--size", "1MiB", "--saves", "100"]
+    program = f"from stoker.cli import run; raise SystemExit(run({words}))"
+    process = subprocess.Popen([sys.executable, "-c", program], env=stoker_environ())
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +191,71 @@ def test_a_table_says_what_was_not_measured():
 def test_a_unit_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="furlongs"):
         Figure(name="read", value=1.0, unit="furlongs")
+
+
+def test_usual_trials_that_a_file_is_too_small_for_are_left_out_and_said(tmp_path, monkeypatch):
+    """The guide's own 64 MiB were refused on a machine of 16 cores: 64 threads of 4 MiB are 256 MiB."""
+    monkeypatch.setattr("stoker.bench.path.usable_cores", lambda: 16)
+    found = bench_path(tmp_path, **SMALL)
+    assert any("128 KiB × 64 threads" in one.name for one in found.figures)
+    assert "too few" in " ".join(found.notes)
+
+
+def test_every_byte_of_the_file_was_written_before_it_is_read(tmp_path):
+    """Space that was only reserved is read from no disk; and 64 KiB could not be filled at all."""
+    for size in (1 << 16, (4 << 20) + 4096):
+        found = bench_path(tmp_path, size=size, seconds=0.01, trials=QUICK[:1])
+        assert found.of.endswith(("4 MiB", "8 MiB"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--engine pread --block 0", "no whole pages"),
+        ("--engine pread --block 2GiB", "no whole pages"),
+        ("--engine mmap --write", "only read"),
+        ("--engine io_uring --threads 1024 --depth 1024 --size 1GiB", "buffers of"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path, capsys, words, said):
+    assert run(["bench", "path", str(tmp_path), "--size", "8MiB", "--seconds", "0.01", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_smaller_than_a_mebibyte_is_read_warm(tmp_path):
+    (tmp_path / "small").write_bytes(bytes(5000))
+    warm = Trial(work=Workload(block=4096, seconds=0.01), cache="warm")
+    found = bench_path(tmp_path / "small", trials=[warm])
+    assert [one.limit for one in found.figures] == ["memory and the processor"]
+
+
+def test_the_first_write_counts_its_sync(tmp_path, monkeypatch):
+    """Buffered, it was the page cache's rate under the name of a sync."""
+    now = [0.0]
+
+    def sync(descriptor: int) -> None:
+        now[0] += 1e6
+
+    monkeypatch.setattr("stoker.bench.path.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("stoker.bench.path.os.fsync", sync)
+    found = bench_path(tmp_path, trials=QUICK[:1], **SMALL)
+    assert found.figures[0].value < SMALL["size"] / 1e6
+
+
+def test_pages_that_stay_in_memory_are_not_called_cold(tmp_path, skip_or_fail):
+    if not os.access("/dev/shm", os.W_OK):
+        skip_or_fail("there is no tmpfs")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        found = bench_path(Path(folder), trials=QUICK, **SMALL)
+    assert not any("cold" in one.name for one in found.figures)
+    assert any("stay in memory" in note for note in found.notes)
+
+
+def test_what_was_measured_outlives_a_page_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("STOKER_HISTORY", str(tmp_path / "history"))
+    words = ["bench", "path", str(tmp_path), "--size", "8MiB", "--seconds", "0.01", "--engine", "pread"]
+    assert run([*words, "--html", str(tmp_path / "none" / "page.html")]) == 1
+    said = capsys.readouterr()
+    assert "sequential read" in said.out
+    assert "hint:" in said.err
+    assert len(read_store(tmp_path / "history").entries) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,33 @@ def test_the_list_shows_the_newest_runs(tmp_path: Path) -> None:
     assert "10 older runs not shown" in ran.output
     everything = CliRunner().invoke(command, ["--store", str(tmp_path / "h"), "--json"])
     assert len(json.loads(everything.output)) == 30
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "better", "verdict"),
+    [
+        (0.0, 0.3, "lower", "worse"),
+        (0.0, 0.3, "higher", "better"),
+        (0.3, 0.0, "lower", "better"),
+        (-2.0, -1.0, "higher", "better"),
+        (-2.0, -1.0, "lower", "worse"),
+    ],
+)
+def test_from_nothing_and_below_it_the_direction_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: float, after: float, better: str, verdict: str
+) -> None:
+    """A branch that waits for data 30% of the time, and not at all before, was called better."""
+    some = entries([before] * 12 + [after + 0.001 * n for n in range(12)], better=better, unit="ratio")
+    sides = [
+        replace(one, origin=replace(one.origin, branch="main" if number < 12 else "new"))
+        for number, one in enumerate(some)
+    ]
+    (row,) = compare(sides, "main..new", repository=tmp_path)
+    assert row.verdict == verdict
+    write_entries(tmp_path / "h", sides)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, ["compare", "main..new", "--store", str(tmp_path / "h")])
+    assert done.exit_code == (verdict == "worse"), done.output
+    assert "nan" not in done.output
+    done = CliRunner().invoke(command, ["compare", "main..new", "--json", "--store", str(tmp_path / "h")])
+    assert "NaN" not in done.output

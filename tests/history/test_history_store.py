@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from made_history import entries
 
+from stoker.cli.history import command
 from stoker.errors import StokerError, UsageError
-from stoker.history.figures import Entry, Figure
+from stoker.history.figures import Entry, Figure, Origin
 from stoker.history.record import record
 from stoker.history.store import compact, read_store, store_for, write_entries, write_single
 
@@ -143,7 +147,7 @@ def test_a_damaged_file_survives_compaction(tmp_path: Path) -> None:
 
 
 texts = st.text(max_size=20)
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(-1e149, 1e149)
 
 
 @given(title=texts, name=st.text(min_size=1, max_size=20), value=numbers, command=st.lists(texts, max_size=4))
@@ -213,3 +217,81 @@ def test_an_entry_is_looked_up_by_figure() -> None:
     one: Entry = entries([4.0])[0]
     assert one.figure("steps/s") == one.figures[0]
     assert one.figure("nothing") is None
+
+
+# --- what others put there ------------------------------------------------------------------------
+
+
+def _deep(store: Path) -> None:
+    path = write_entries(store, entries([1.0], title="deep"))
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("update entries set facts = ?", ("[" * 100_000,))
+        base.commit()
+
+
+def _endless(store: Path) -> None:
+    with closing(sqlite3.connect(store / "view.db")) as base:
+        numbers = "with recursive c(x) as (select 1 union all select x + 1 from c) select x from c"
+        base.executescript(f"create view entries as {numbers}; create table figures (a);")
+
+
+def _forged(**change: object) -> Callable[[Path], object]:
+    (one,) = entries([1.0], title="forged")
+    return lambda store: write_entries(store, [replace(one, **change)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        _deep,
+        _endless,
+        lambda store: os.mkfifo(store / "fifo.db"),
+        lambda store: (store / "folder.db").mkdir(),
+        _forged(at=math.inf),
+        _forged(at=1e17),
+        _forged(told=-1.0),
+        _forged(origin=Origin(machine="m", commit=None)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_others_put_into_a_store_is_named_and_the_rest_is_read(
+    tmp_path: Path, forge: Callable[[Path], object]
+) -> None:
+    """A FIFO, or a view without an end, held up every reader: and the end of every watched job."""
+    good = entries([1.0, 2.0])
+    write_entries(tmp_path, good)
+    forge(tmp_path)
+    found = read_store(tmp_path)
+    assert [one.id for one in found.entries] == [one.id for one in good]
+    assert len(found.damaged) == 1
+    done = CliRunner().invoke(command, ["--store", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_forged_title_writes_no_codes_to_a_terminal(tmp_path: Path) -> None:
+    write_entries(tmp_path, entries([1.0] * 9, title="x\x1b]0;owned\x07\nforged line"))
+    for words in ([], ["show"], ["check"]):
+        said = CliRunner().invoke(command, [*words, "--store", str(tmp_path)]).output
+        assert not {"\x1b", "\x07"} & set(said)
+        assert not any(line.startswith("forged") for line in said.splitlines())
+
+
+def test_a_name_that_is_no_utf_8_is_recorded(tmp_path: Path) -> None:
+    """Where LANG is C, what Python reads of `ü` are two surrogates."""
+    name = "bench path /data/ü".encode().decode("ascii", "surrogateescape")
+    assert record("bench", name, [Figure(name="read", value=1.0)], store=tmp_path, origin=Origin(machine="m"))
+    assert [one.title for one in read_store(tmp_path).entries] == ["bench path /data/ü"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.7e308])
+def test_a_number_that_nobody_can_have_measured_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match="finite"):
+        Figure(name="read", value=value)
+
+
+def test_a_whole_number_is_read_back(tmp_path: Path) -> None:
+    """`bench accelerators` counts cards: 3 came back as 3.0, and its entry was called damaged."""
+    figure = Figure(name="most cards", value=3, low=2, high=4)
+    record("bench", "cards", [figure], store=tmp_path, origin=Origin(machine="m"))
+    found = read_store(tmp_path)
+    assert not found.damaged
+    assert found.entries[0].figures == (figure,)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stoker.bench.figures import Bench, Figure
 from stoker.checkpoint.checkpointer import Checkpointer
-from stoker.errors import StorageError, require
+from stoker.errors import StorageError, UsageError, require
 from stoker.formats.sizes import counted, say_size
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ def bench_checkpoint(
 def _check_room(folder: Path, size: int) -> None:
     if not folder.is_dir():
         raise StorageError(f"{folder} is no folder", hint="name the folder that checkpoints will go to")
+    if size < 4096:
+        raise UsageError(
+            f"a state of {size} bytes measures nothing", hint="give --size as of your model: 16GiB"
+        )
     stat = os.statvfs(folder)
     free, wanted = stat.f_bavail * stat.f_frsize, (_KEPT + 1) * size + (1 << 30)
     if free < wanted:

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,17 @@
 enum { SYNC, MAPPED, RING };
 enum { BUCKETS = 3072, FINE = 64 }; /* 64 buckets for each power of two: a percentile is off by 1.6% at most */
 
+/* Buffers of a gigabyte take longer to fill than a trial: its clock begins when every thread has filled its own. */
 typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    int ready;
+    bool open;
+    uint64_t lasts, begun, cpu, deadline; /* nanoseconds */
+} Gate;
+
+typedef struct {
+    Gate *gate;
     int fd, engine, writes, random, repeats, depth, failed; /* failed: an errno */
     uint64_t first, blocks, block, deadline, seed;
     const char *mapped;
@@ -33,11 +44,38 @@ typedef struct {
     uint32_t *latencies;
 } Job;
 
-static uint64_t now(void)
+static uint64_t nanoseconds(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t now(void) { return nanoseconds(CLOCK_MONOTONIC); }
+
+/* A thread waits here with its buffers filled, or without any; the gate says until when it works. */
+static uint64_t await_gate(Gate *gate)
+{
+    pthread_mutex_lock(&gate->lock);
+    gate->ready++;
+    pthread_cond_broadcast(&gate->moved);
+    while (!gate->open)
+        pthread_cond_wait(&gate->moved, &gate->lock);
+    pthread_mutex_unlock(&gate->lock);
+    return gate->deadline;
+}
+
+static void open_gate(Gate *gate, int threads)
+{
+    pthread_mutex_lock(&gate->lock);
+    while (gate->ready < threads)
+        pthread_cond_wait(&gate->moved, &gate->lock);
+    gate->cpu = nanoseconds(CLOCK_PROCESS_CPUTIME_ID);
+    gate->begun = now();
+    gate->deadline = gate->begun + gate->lasts;
+    gate->open = true;
+    pthread_cond_broadcast(&gate->moved);
+    pthread_mutex_unlock(&gate->lock);
 }
 
 static int bucket(uint64_t ns)
@@ -93,7 +131,8 @@ static void run_sync(Job *job, char *buffer)
 {
     Walk walk = walk_of(job);
     uint64_t block;
-    for (uint64_t begun = now(); begun < job->deadline && next_block(job, &walk, &block);) {
+    /* one call at least: a thread that a busy machine woke late has measured something, too */
+    for (uint64_t begun = now(); (!job->calls || begun < job->deadline) && next_block(job, &walk, &block);) {
         off_t place = (off_t)(job->first + block * job->block);
         ssize_t moved;
         if (job->engine == MAPPED) {
@@ -238,6 +277,9 @@ static void *run(void *given)
             job->seed = job->seed * 6364136223846793005u + 1442695040888963407u;
             memcpy((char *)buffers + at, &job->seed, 8);
         }
+    }
+    job->deadline = await_gate(job->gate);
+    if (!job->failed) {
         if (job->engine == RING)
             run_ring(job, buffers);
         else
@@ -247,24 +289,28 @@ static void *run(void *given)
     return NULL;
 }
 
-static int run_jobs(Job *jobs, int count)
+static int run_jobs(Job *jobs, int count, Gate *gate)
 {
     pthread_t *threads = calloc((size_t)count, sizeof *threads);
     int started = 0, failed = threads ? 0 : ENOMEM;
     for (; !failed && started < count; started++)
         if ((failed = pthread_create(&threads[started], NULL, run, &jobs[started])))
             break;
+    if (failed)
+        gate->lasts = 0; /* those that were started have nothing to do */
+    open_gate(gate, started);
     for (int i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+    gate->cpu = nanoseconds(CLOCK_PROCESS_CPUTIME_ID) - gate->cpu;
     free(threads);
     for (int i = 0; i < count && !failed; i++)
         failed = jobs[i].failed;
     return failed;
 }
 
-static PyObject *told(Job *jobs, int count, uint64_t begun)
+static PyObject *told(Job *jobs, int count, const Gate *gate)
 {
-    uint64_t calls = 0, ended = begun;
+    uint64_t calls = 0, ended = gate->begun;
     PyObject *latencies = PyDict_New();
     for (int at = 0; latencies && at < BUCKETS; at++) {
         uint64_t sum = 0;
@@ -284,11 +330,12 @@ static PyObject *told(Job *jobs, int count, uint64_t begun)
         calls += jobs[i].calls;
         ended = jobs[i].ended > ended ? jobs[i].ended : ended;
     }
-    return Py_BuildValue("KKN", (unsigned long long)calls, (unsigned long long)(ended - begun), latencies);
+    return Py_BuildValue("KKKN", (unsigned long long)calls, (unsigned long long)(ended - gate->begun),
+                         (unsigned long long)gate->cpu, latencies);
 }
 
 PyDoc_STRVAR(drive_doc, "drive(fd, engine, writes, random, repeats, file_bytes, block, jobs, depth, seconds, seed)\n"
-                        "-> (calls, nanoseconds, {bucket of latency: calls})");
+                        "-> (calls, nanoseconds, nanoseconds of CPU, {bucket of latency: calls})");
 
 static PyObject *py_drive(PyObject *self, PyObject *args)
 {
@@ -310,18 +357,20 @@ static PyObject *py_drive(PyObject *self, PyObject *args)
     int failed = !jobs || !latencies || mapped == MAP_FAILED ? ENOMEM : 0;
     PyObject *answer = NULL;
     if (!failed) {
-        uint64_t each = bytes / block / (unsigned)jobs_wanted, begun = now();
+        uint64_t each = bytes / block / (unsigned)jobs_wanted;
+        Gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                     .moved = PTHREAD_COND_INITIALIZER,
+                     .lasts = (uint64_t)(seconds * 1e9)};
         for (int i = 0; i < jobs_wanted; i++)
-            jobs[i] = (Job){.fd = fd, .engine = engine, .writes = writes, .random = random, .repeats = repeats,
+            jobs[i] = (Job){.gate = &gate, .fd = fd, .engine = engine, .writes = writes, .random = random, .repeats = repeats,
                             .depth = engine == RING ? depth : 1, .first = (uint64_t)i * each * block, .blocks = each,
-                            .block = block, .deadline = begun + (uint64_t)(seconds * 1e9),
-                            .seed = seed + (uint64_t)i * 7919, .mapped = mapped,
+                            .block = block, .seed = seed + (uint64_t)i * 7919, .mapped = mapped,
                             .latencies = latencies + (size_t)i * BUCKETS};
         Py_BEGIN_ALLOW_THREADS
-        failed = run_jobs(jobs, jobs_wanted);
+        failed = run_jobs(jobs, jobs_wanted, &gate);
         Py_END_ALLOW_THREADS
         if (!failed)
-            answer = told(jobs, jobs_wanted, begun);
+            answer = told(jobs, jobs_wanted, &gate);
     }
     if (mapped && mapped != MAP_FAILED)
         munmap(mapped, bytes);

@@ -63,22 +63,21 @@ class Driven:
 
 def drive(descriptor: int, file_bytes: int, work: Workload) -> Driven:
     """Do the work. OSError is what the filesystem said, ENOSYS where there is no io_uring."""
-    begun = time.process_time()
-    calls, seconds, latencies = _driven(descriptor, file_bytes, work)
+    calls, seconds, cpu_s, latencies = _driven(descriptor, file_bytes, work)
     return Driven(
         calls=calls,
         bytes=calls * work.block,
         seconds=seconds,
-        cpu_s=time.process_time() - begun,
+        cpu_s=cpu_s,
         latencies=latencies,
     )
 
 
-def _driven(descriptor: int, file_bytes: int, work: Workload) -> tuple[int, float, Mapping[int, int]]:
+def _driven(descriptor: int, file_bytes: int, work: Workload) -> tuple[int, float, float, Mapping[int, int]]:
     built = native("bench._drive")
     if built is None:
         return drive_in_python(descriptor, file_bytes, work)
-    calls, nanoseconds, latencies = built.drive(
+    calls, nanoseconds, cpu_ns, latencies = built.drive(
         descriptor,
         ENGINES.index(work.engine),
         work.writes,
@@ -91,18 +90,22 @@ def _driven(descriptor: int, file_bytes: int, work: Workload) -> tuple[int, floa
         work.seconds,
         _SEED,
     )
-    return calls, nanoseconds / 1e9, latencies
+    return calls, nanoseconds / 1e9, cpu_ns / 1e9, latencies
 
 
-def drive_in_python(descriptor: int, file_bytes: int, work: Workload) -> tuple[int, float, Mapping[int, int]]:
-    """The twin of drive.c: calls, seconds, calls by bucket of latency."""
+def drive_in_python(
+    descriptor: int, file_bytes: int, work: Workload
+) -> tuple[int, float, float, Mapping[int, int]]:
+    """The twin of drive.c: calls, seconds, seconds of CPU, calls by bucket of latency."""
     if work.engine == "io_uring":
         raise OSError(errno.ENOSYS, "io_uring needs the C module, which was not built here")
     blocks = file_bytes // work.block // work.threads
     if not blocks:
         raise ValueError("the file has no block for each thread")
-    begun = time.monotonic_ns()
-    jobs = [_Job(descriptor, work, number, blocks, begun) for number in range(work.threads)]
+    # buffers may take longer to fill than a trial: its clock begins when every thread has filled its own
+    clock = _Clock()
+    gate = threading.Barrier(work.threads, action=clock.start)
+    jobs = [_Job(descriptor, work, number, blocks, gate, clock) for number in range(work.threads)]
     threads = [threading.Thread(target=job.run, name=f"stoker-bench-{i}") for i, job in enumerate(jobs)]
     for thread in threads:
         thread.start()
@@ -112,17 +115,34 @@ def drive_in_python(descriptor: int, file_bytes: int, work: Workload) -> tuple[i
         if job.failed:
             raise job.failed
     latencies = sum((job.latencies for job in jobs), Counter[int]())
-    ended = max(job.ended for job in jobs)
-    return sum(latencies.values()), (ended - begun) / 1e9, latencies
+    ended, cpu_s = max(job.ended for job in jobs), time.process_time() - clock.cpu_s
+    return sum(latencies.values()), max(0, ended - clock.begun) / 1e9, cpu_s, latencies
+
+
+class _Clock:
+    """When all threads began, and the processor's time then."""
+
+    begun, cpu_s = 0, 0.0
+
+    def start(self) -> None:
+        self.cpu_s, self.begun = time.process_time(), time.monotonic_ns()
 
 
 class _Job:
     """One thread's share of the work."""
 
-    def __init__(self, descriptor: int, work: Workload, number: int, blocks: int, begun: int) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        work: Workload,
+        number: int,
+        blocks: int,
+        gate: threading.Barrier,
+        clock: _Clock,
+    ) -> None:
         self._descriptor, self._work, self._blocks = descriptor, work, blocks
         self._first = number * blocks * work.block
-        self._deadline, self.ended = begun + int(work.seconds * 1e9), begun
+        self._gate, self._clock, self.ended = gate, clock, 0
         self._seed = _SEED + number * 7919
         self.latencies: Counter[int] = Counter()
         self.failed: OSError | None = None
@@ -131,15 +151,20 @@ class _Job:
         try:
             with mmap.mmap(-1, self._work.block) as buffer:  # a page's alignment, as O_DIRECT wants it
                 buffer[:] = os.urandom(self._work.block)  # a disk that compresses must not find zeros
+                self._gate.wait()
                 self._run(buffer)
+        except threading.BrokenBarrierError:
+            return  # another has no memory, and tells it
         except OSError as error:
             self.failed = error
+            self._gate.abort()  # nobody waits for it
 
     def _run(self, buffer: mmap.mmap) -> None:
         move = self._mover(buffer)
         begun = time.monotonic_ns()
+        deadline = self._clock.begun + int(self._work.seconds * 1e9)
         for block in block_order(self._work, self._blocks, self._seed):
-            if begun >= self._deadline:
+            if self.ended and begun >= deadline:  # one call at least
                 return
             if move(self._first + block * self._work.block) != self._work.block:
                 raise OSError(errno.ENOSPC if self._work.writes else errno.EIO, "a part of a block")

@@ -16,6 +16,7 @@ from itertools import count, islice
 from stoker.bench.figures import Bench, Figure
 from stoker.errors import StorageError, UsageError
 from stoker.formats.sizes import counted, say_binary, say_size
+from stoker.redact import redact_url
 from stoker.storage import Entry, Store, open_store, split_url
 
 _LISTED = 1000  # entries looked at for objects worth reading
@@ -61,9 +62,10 @@ def bench_objects(
         rates.append((ranges, rate))
         beside = {"p50_s": statistics.median(latencies), "p99_s": _percentile(latencies, 0.99)}
         figures.append(Figure(name=ranges.name, value=rate, unit="B/s", beside=beside))
+    held = f"{counted(len(objects), 'object')} of {say_size(sum(one.bytes for one in objects))}"
     return Bench(
         verb="path",
-        of=f"{url}, {counted(len(objects), 'object')} of {say_size(sum(one.bytes for one in objects))}",
+        of=f"{redact_url(url)}, {held}",
         figures=figures,
         advice=_advice(rates),
         measured=_measured(rates, figures[0].value),
@@ -74,7 +76,11 @@ def bench_objects(
 def _found(url: str) -> tuple[Store, list[Entry]]:
     """The largest objects under a prefix, or the one that is named."""
     store = open_store(url)
-    listed = [one for one in islice(store.list(), _LISTED) if one.bytes]
+    unlisted: StorageError | None = None
+    try:
+        listed = [one for one in islice(store.list(), _LISTED) if one.bytes]
+    except StorageError as error:  # a plain web server has no listing, and may well have the object
+        listed, unlisted = [], error
     if not listed:
         folder, name = split_url(url.rstrip("/"))
         store = open_store(folder)
@@ -82,8 +88,10 @@ def _found(url: str) -> tuple[Store, list[Entry]]:
             store.read_range(name, 0, 1)
             listed = [store.stat(name)]
         except StorageError as error:
+            if unlisted:
+                raise unlisted from error
             raise UsageError(
-                f"there is nothing to read under {url}", hint="name a prefix with objects in it"
+                f"there is nothing to read under {redact_url(url)}", hint="name a prefix with objects in it"
             ) from error
     return store, sorted(listed, key=lambda one: -one.bytes)[:64]
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from stoker.bench.figures import Bench, Figure
 from stoker.errors import StorageError, UsageError
 from stoker.formats.sizes import counted, say_binary, say_size
 from stoker.machine.allowed import usable_cores
+from stoker.machine.files import Files
+from stoker.machine.host import read_memory
+from stoker.machine.mounts import mounts_of
 from stoker.native import native
 from stoker.storage import named_errors
 
@@ -76,11 +80,13 @@ def bench_path(
 ) -> Bench:
     """Measure a folder with a file of our own, or one of the user's files by reading it."""
     with _opened(path, size) as (descriptor, file_bytes, reads_only):
-        wanted = trials or usual_trials(
-            seconds=seconds, most_threads=4 * usable_cores(), reads_only=reads_only
-        )
-        _check(wanted, file_bytes, reads_only=reads_only)
+        usual = usual_trials(seconds=seconds, most_threads=4 * usable_cores(), reads_only=reads_only)
+        _check(trials or usual[:1], file_bytes, reads_only=reads_only)
+        wanted = trials or [one for one in usual if _fits(one, file_bytes)]
         notes, figures, found = list[str](), list[Figure](), list[tuple[Trial, Driven]]()
+        if not trials:
+            few = f"{say_binary(file_bytes)} are too few"
+            notes += [f"{one.name}: {few}" for one in usual if one not in wanted]
         if not reads_only:
             said("filling a file", 0, len(wanted))
             figures.append(_filled(descriptor, file_bytes))
@@ -118,9 +124,13 @@ def run_trial(descriptor: int, file_bytes: int, trial: Trial) -> Driven:
     _direct(descriptor, trial.cache == "direct")
     if trial.cache == "cold":
         os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        _drop(descriptor, file_bytes)
     elif trial.cache == "warm":
-        drive(descriptor, file_bytes, Workload(repeats=False, seconds=60.0))
+        drive(
+            descriptor,
+            file_bytes,
+            Workload(block=min(1 << 20, trial.work.block), repeats=False, seconds=60.0),
+        )
     try:
         return drive(descriptor, file_bytes, trial.work)
     finally:
@@ -158,6 +168,8 @@ def _nameless(folder: Path) -> int:
 
 
 def _room(folder: Path, size: int) -> int:
+    """The size in whole blocks of the first write: what was never written is read from no disk."""
+    size = -(-size // _FILL_BLOCK) * _FILL_BLOCK
     stat = os.statvfs(folder)
     free = stat.f_bavail * stat.f_frsize
     if free < size + _LEFT_FREE:
@@ -171,13 +183,31 @@ def _room(folder: Path, size: int) -> int:
 
 def _check(trials: Sequence[Trial], file_bytes: int, *, reads_only: bool) -> None:
     for trial in trials:
-        if trial.work.block * trial.work.threads > file_bytes:
+        if not _fits(trial, file_bytes):
             raise UsageError(
                 f"{say_binary(file_bytes)} are too few for {trial.name}",
                 hint="give a larger --size or file, smaller blocks, or fewer threads",
             )
         if reads_only and (trial.work.writes or trial.work.engine == "mmap"):
             raise UsageError("a file of yours is only read, and not mapped", hint="give its folder instead")
+        if trial.work.writes and trial.work.engine == "mmap":
+            raise UsageError("what is mapped is only read", hint="write with --engine pread or io_uring")
+        _check_memory(trial)
+
+
+def _fits(trial: Trial, file_bytes: int) -> bool:
+    return trial.work.block * trial.work.threads <= file_bytes
+
+
+def _check_memory(trial: Trial) -> None:
+    """Every call on its way has a buffer: 1,024 threads of depth 1,024 have a million."""
+    depth = trial.work.depth if trial.work.engine == "io_uring" else 1
+    wanted, free = trial.work.block * trial.work.threads * depth, read_memory(Files()).available_bytes
+    if isinstance(free, int) and wanted > free // 2:
+        raise UsageError(
+            f"{trial.name} needs buffers of {say_size(wanted)}, and {say_size(free)} are available",
+            hint="give smaller blocks, fewer threads, or less depth",
+        )
 
 
 def _filled(descriptor: int, file_bytes: int) -> Figure:
@@ -186,8 +216,11 @@ def _filled(descriptor: int, file_bytes: int) -> Figure:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, file_bytes)  # also says now that a quota does not allow it
     is_direct = _takes_direct(descriptor)
-    driven = run_trial(descriptor, file_bytes, Trial(work=work, cache="direct" if is_direct else "warm"))
+    _direct(descriptor, is_direct)
+    driven = drive(descriptor, file_bytes, work)
+    begun = time.monotonic()
     os.fsync(descriptor)
+    driven = replace(driven, seconds=driven.seconds + time.monotonic() - begun)
     how = "direct" if is_direct else "buffered"
     return _plain(
         f"first write and sync, {how}, 4 MiB × 1 thread", driven, limit="the first write of new space"
@@ -202,6 +235,26 @@ def _takes_direct(descriptor: int) -> bool:
             raise
         return False
     return True
+
+
+def _drop(descriptor: int, file_bytes: int) -> None:
+    """Drop the pages of a file, or say that they stay: of a tmpfs, or where somebody has mapped them."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        if not _in_memory(descriptor):
+            os.preadv(descriptor, [bytearray(1)], file_bytes - 1, os.RWF_NOWAIT)
+    except OSError:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what was just read ahead
+        return  # EAGAIN: it is not there; others: the filesystem does not tell
+    raise OSError(errno.EOPNOTSUPP, "the file's pages stay in memory")
+
+
+def _in_memory(descriptor: int) -> bool:
+    device = os.fstat(descriptor).st_dev
+    told = Files().text("/proc/self/mountinfo")
+    mounts = mounts_of(told) if isinstance(told, str) else []
+    name = f"{os.major(device)}:{os.minor(device)}"
+    return any(one.device == name and one.filesystem in ("tmpfs", "ramfs") for one in mounts)
 
 
 def _direct(descriptor: int, wanted: bool) -> None:
@@ -235,6 +288,8 @@ def _limit(trial: Trial, driven: Driven, found: Sequence[tuple[Trial, Driven]]) 
     """What holds a workload back: its processors, too few calls at once, or the device."""
     at_once = trial.work.threads * trial.work.depth
     busy = driven.cpu_s / max(1e-9, driven.seconds)
+    if trial.cache == "warm" and not trial.work.writes:
+        return "memory and the processor"  # no device has a part in it
     if busy >= 0.9 * min(trial.work.threads, usable_cores()):
         return "the processor" if trial.cache == "direct" else "memory and the processor"
     more = [

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +16,7 @@ import click
 
 from stoker.cli.groups import Group
 from stoker.cli.values import choice, existing, given_path, json_option, size
-from stoker.storage import is_local, local_path
+from stoker.storage import is_local, local_path, named_errors
 
 if TYPE_CHECKING:
     from stoker.bench.figures import Bench
@@ -24,7 +27,8 @@ def _shown(measure: Callable[..., Bench | None]) -> Callable[..., None]:
 
     @wraps(measure)
     def run(*, html: Path | None, as_json: bool, no_history: bool, **given: Any) -> None:
-        found = measure(**given)
+        with _terminable():
+            found = measure(**given)
         if found is not None:  # rank 0's, where there are several
             _show(found, html=html, as_json=as_json, no_history=no_history)
 
@@ -34,6 +38,23 @@ def _shown(measure: Callable[..., Bench | None]) -> Callable[..., None]:
     )
     page = click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
     return page(command)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, as timeout and a scheduler send it, ends a measurement as Ctrl-C does: its files go."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = (
+        signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
+    )
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _seconds(default: float, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -106,8 +127,8 @@ def _trial(
     from stoker.bench.drive import Workload
     from stoker.bench.path import Trial
 
-    if block % 4096:
-        raise click.BadParameter(f"blocks of {block} bytes are no whole pages of 4096")
+    if block % 4096 or not 4096 <= block <= 1 << 30:
+        raise click.BadParameter(f"blocks of {block} bytes are no whole pages of 4096, up to 1 GiB")
     work = Workload(
         engine="sync" if engine == "pread" else engine,
         block=block,
@@ -243,13 +264,14 @@ def _show(found: Bench, *, html: Path | None, as_json: bool, no_history: bool) -
 
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", err=True, nl=False)
+    if not no_history:
+        _record(found)  # first: what took minutes is not lost with a reader or a page
+    click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
     if html:
         from stoker.report.measured import measured_page
 
-        html.write_text(measured_page(found), "utf-8")
-    click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
-    if not no_history:
-        _record(found)
+        with named_errors("write", html):
+            html.write_text(measured_page(found), "utf-8")
     if not found.passed:
         raise click.exceptions.Exit(1)
 
@@ -260,7 +282,10 @@ def _record(found: Bench) -> None:
     from stoker.history.record import record
 
     better = {"more": HIGHER, "less": LOWER}
-    measured = [(one.name, one.value, one.unit, better[one.better]) for one in found.figures]
+    units = {"share": "ratio", "count": ""}  # the history's words
+    measured = [
+        (one.name, one.value, units.get(one.unit, one.unit), better[one.better]) for one in found.figures
+    ]
     figures = [Figure(name=name, value=value, unit=unit, better=way) for name, value, unit, way in measured]
     try:
         record("bench", f"bench {found.verb} {found.of}", figures)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def command(ctx: click.Context, store: Path | None, everything: bool, as_json: b
     if as_json:
         click.echo(json.dumps([entry_facts(one) for one in entries], indent=1))
         return
-    click.echo("\n".join(entry_lines(entries, most=len(entries) if everything else 20)))
+    _say(entry_lines(entries, most=len(entries) if everything else 20))
 
 
 @command.command(name="import")
@@ -113,7 +114,8 @@ def show(store: Path | None, figure: str, html: Path | None, clean: bool, as_jso
     elif as_json:
         click.echo(json.dumps([_series_facts(one) for one in some], indent=1))
     else:
-        click.echo("\n\n".join("\n".join(series_lines(one)) for one in some))
+        for number, one in enumerate(some):
+            _say(["", *series_lines(one)] if number else series_lines(one))
 
 
 @command.command()
@@ -132,7 +134,7 @@ def check(
     By change points: a level that moved by more than the noise of its own series explains, on one kind of
     machine; no threshold. Fewer than 8 runs say nothing.
     """
-    from stoker.history.plot import commit_of, day, said
+    from stoker.history.plot import commit_of, day, moved, said
     from stoker.history.series import ENOUGH, all_series, regressions
 
     some = all_series(_entries(store), pattern=figure, dirty=not clean)
@@ -145,13 +147,13 @@ def check(
     else:
         for one in bad:
             unit = one.series.unit
-            click.echo(
+            _say([
                 f"worse: {one.series.title}: {one.series.name} {said(one.change.before, unit)} → "
-                f"{said(one.change.after, unit)} ({one.change.ratio - 1:+.1%}, "
-                f"chance {one.change.chance:.1g})\n"
+                f"{said(one.change.after, unit)} ({moved(one.change.before, one.change.after)}, "
+                f"chance {one.change.chance:.1g})",
                 f"  since {day(one.first.at)}, commit {commit_of(one.first)}; last good "
-                f"{commit_of(one.last_good)}; {one.series.machine}"
-            )
+                f"{commit_of(one.last_good)}; {one.series.machine}",
+            ])  # fmt: skip
         few = f"; {counted(young, 'figure')} with fewer than {ENOUGH} runs not judged" if young else ""
         click.echo(f"{counted(len(some) - young, 'figure')} checked, {len(bad)} worse{few}")
     ctx.exit(1 if fail and bad else 0)
@@ -169,13 +171,14 @@ def compare(ctx: click.Context, store: Path | None, sides: str, figure: str, as_
     Exit code 1 where a figure is worse.
     """
     from stoker.history.compare import compare as compare_sides
-    from stoker.history.plot import said
+    from stoker.history.plot import moved, said
 
     rows = compare_sides(_entries(store), sides, repository=Path.cwd(), pattern=figure)
     if as_json:
         facts = [
             {"figure": row.series.name, "case": row.series.case, "machine": row.series.machine,
-             "before": row.before, "after": row.after, "ratio": row.ratio, "verdict": row.verdict}
+             "before": row.before, "after": row.after, "ratio": None if math.isnan(row.ratio) else row.ratio,
+             "verdict": row.verdict}
             for row in rows
         ]  # fmt: skip
         click.echo(json.dumps(facts, indent=1))
@@ -184,11 +187,11 @@ def compare(ctx: click.Context, store: Path | None, sides: str, figure: str, as_
 
         for row in rows:
             before, after = (statistics.median(side) for side in (row.before, row.after))
-            click.echo(
+            _say([
                 f"{row.verdict}: {row.series.title}: {row.series.name} {said(before, row.series.unit)} → "
-                f"{said(after, row.series.unit)} ({row.ratio - 1:+.1%}; {len(row.before)} and "
+                f"{said(after, row.series.unit)} ({moved(before, after)}; {len(row.before)} and "
                 f"{counted(len(row.after), 'run')})"
-            )
+            ])  # fmt: skip
         if not rows:
             click.echo("no figure was measured on both sides on the same kind of machine")
     ctx.exit(1 if any(row.verdict == "worse" for row in rows) else 0)
@@ -216,7 +219,7 @@ def goodput(store: Path | None, job: str | None, runs: Path | None, as_json: boo
     jobs = same_job(_attempts(store, runs))
     if job is None:
         for one in jobs:
-            click.echo(f"{name_of(one)}: {counted(len(one), 'run')}")
+            _say([f"{name_of(one)}: {counted(len(one), 'run')}"])
         return
     found = [one for one in jobs if _is_job(one, job)]
     if not found:
@@ -229,7 +232,7 @@ def goodput(store: Path | None, job: str | None, runs: Path | None, as_json: boo
                 json.dumps({"job": name_of(one), "runs": [a.run for a in one], **asdict(told)}, indent=1)
             )
         else:
-            click.echo("\n".join(goodput_lines(one, told)))
+            _say(goodput_lines(one, told))
 
 
 @command.command()
@@ -260,6 +263,13 @@ def export(store: Path | None, form: str, out: Path) -> None:
 # --- what they share ------------------------------------------------------------------------------
 
 
+def _say(lines: Iterable[str], *, err: bool = False) -> None:
+    """Titles and names are other people's text: theirs are no line breaks and no terminal's codes."""
+    from stoker.doctor.examine import shown
+
+    click.echo("\n".join(map(shown, lines)), err=err)
+
+
 def _entries(store: Path | None) -> list[Entry]:
     """Everything in the store, oldest first; what is damaged is said on stderr."""
     from contextlib import suppress
@@ -276,7 +286,7 @@ def _entries(store: Path | None) -> list[Entry]:
         )
     found = read_store(place)
     for line in found.damaged:
-        click.echo(f"stoker: left out, the rest is read: {line}", err=True)
+        _say([f"stoker: left out, the rest is read: {line}"], err=True)
     if len(list(place.glob("*.db"))) > LOOSE:
         with suppress(OSError, StokerError):  # somebody else's store may be read and not written
             compact(place)
@@ -311,7 +321,7 @@ def _attempts(store: Path | None, runs: Path | None) -> list[Attempt]:
         try:
             found += read_attempts(folder, read_recording(folder))
         except (StokerError, OSError, ValueError, KeyError) as error:
-            click.echo(f"stoker: left out: {folder}: {error}", err=True)
+            _say([f"stoker: left out: {folder}: {error}"], err=True)
     return found
 
 

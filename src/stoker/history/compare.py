@@ -42,7 +42,12 @@ class Row:
             return "the same"
         if not self.series.better:
             return "changed"
-        return "better" if (self.ratio > 1) == (self.series.better == "higher") else "worse"
+        # not by the ratio: from nothing it is none, and below nothing it points the other way
+        before, after = statistics.median(self.before), statistics.median(self.after)
+        if before == after:
+            return "the same"
+        rose = after > before
+        return "better" if rose == (self.series.better == "higher") else "worse"
 
 
 def compare(entries: Sequence[Entry], which: str, *, repository: Path, pattern: str = "*") -> list[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from stoker.errors import UsageError
 
 HIGHER, LOWER, NEITHER = "higher", "lower", ""
+_MOST = 1e150  # beyond it the squares of a series are infinite: nobody has measured that
 KINDS = ("watch", "bench", "tune", "benchmark")
 
 
@@ -25,7 +25,10 @@ class Figure:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or not math.isfinite(self.value):
+        for name in ("value", "low", "high"):  # SQLite gives back 3.0 for 3, and a digest tells them apart
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(given))
+        if not self.name or not abs(self.value) < _MOST:  # nor is NaN
             raise UsageError(
                 f"the figure {self.name!r} is {self.value}", hint="give a name and a finite number"
             )

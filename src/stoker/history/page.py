@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.formats.sizes import counted
-from stoker.history.plot import commit_of, day, said
+from stoker.history.plot import commit_of, day, moved, said
 from stoker.history.series import Regression, Series
 from stoker.report.html import static_page
 from stoker.report.page.markup import Html, join, tag
@@ -55,8 +55,9 @@ def _verdict(bad: Sequence[Regression]) -> Html:
     if not bad:
         return tag("div", tag("h2", "Nothing became worse lately"), class_="card good")
     lines = [
-        f"{one.series.title}: {one.series.name} {one.change.ratio - 1:+.1%} since {day(one.first.at)}, "
-        f"commit {commit_of(one.first)} (last good {commit_of(one.last_good)}); {one.series.machine}"
+        f"{one.series.title}: {one.series.name} {moved(one.change.before, one.change.after)} "
+        f"since {day(one.first.at)}, commit {commit_of(one.first)} "
+        f"(last good {commit_of(one.last_good)}); {one.series.machine}"
         for one in bad
     ]
     return tag(
@@ -89,7 +90,7 @@ def _figure(series: Series) -> Html:
 def _change(series: Series, number: int) -> Html:
     change, entry = series.changes[number], series.entries[series.changes[number].index]
     how = "worse" if series.is_worse(change) else "better" if series.better else "changed"
-    text = f"{day(entry.at)} {commit_of(entry)}: {how}, {change.ratio - 1:+.1%}"
+    text = f"{day(entry.at)} {commit_of(entry)}: {how}, {moved(change.before, change.after)}"
     return tag("p", text, class_=f"change {how}")
 
 

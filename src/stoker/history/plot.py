@@ -28,6 +28,11 @@ def said(value: float, unit: str) -> str:
     return amount(value, unit) if abs(value) >= 1e4 else f"{three_digits(value)} {unit}".rstrip()
 
 
+def moved(before: float, after: float) -> str:
+    """By how much: of nothing, or less, there is no share."""
+    return f"{after / before - 1:+.1%}" if before > 0 else f"{after - before:+.3g}"
+
+
 def series_lines(series: Series, *, columns: int = _COLUMNS) -> list[str]:
     """Its name, the plot, its spread over the last runs, its changes with their commits."""
     middle, low, high = series.spread()
@@ -45,7 +50,8 @@ def series_lines(series: Series, *, columns: int = _COLUMNS) -> list[str]:
         worse = "worse" if series.is_worse(change) else "better" if series.better else "changed"
         lines.append(
             f"  ▲ {day(entry.at)} {commit_of(entry)}: {worse}, {said(change.before, series.unit)} → "
-            f"{said(change.after, series.unit)} ({change.ratio - 1:+.1%}, chance {change.chance:.1g})"
+            f"{said(change.after, series.unit)} ({moved(change.before, change.after)}, "
+            f"chance {change.chance:.1g})"
         )
     return lines
 

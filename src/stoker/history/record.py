@@ -65,7 +65,7 @@ def record_run(folder: Path, *, title: str = "", store: Path | None = None) -> P
 
 def entry_id(*parts: object) -> str:
     """The same for the same parts: what is imported twice is one entry."""
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]
+    return hashlib.sha256("\n".join(map(str, parts)).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
 def _forgotten(folder: Path, store: Path, *, beside: Entry) -> list[Entry]:

@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ create table entries (
 );
 create table figures (entry text, name text, value real, unit text, better text, low real, high real);
 """
+_IS_STORE = "select count(*) from sqlite_master where type = 'table' and name in ('entries', 'figures')"
+_LATEST = 1e11  # seconds since 1970, in the year 5138: what a calendar can still write
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,7 @@ def write_entries(store: Path, entries: Sequence[Entry]) -> Path:
     scratch = store / f".{name}.tmp"
     try:
         with named_errors("write", store):
-            _make(scratch, entries)
+            _make(scratch, [_in_utf8(one) for one in entries])
             os.chmod(scratch, 0o600 | store.stat().st_mode & 0o044)  # who may read the folder may read it
             _sync(scratch)
             os.rename(scratch, store / f"{name}.db")
@@ -193,6 +195,8 @@ def _read(path: Path) -> tuple[list[Entry], list[str]]:
     """The entries of a file and what is wrong with it; raises FileNotFoundError where it has gone."""
     if not path.exists():
         raise FileNotFoundError(path)
+    if not path.is_file():  # a reader of somebody's FIFO waits for ever
+        return [], [f"{path} is no file"]
     try:
         # immutable: no lock is asked for, which an NFS may not have, nor a journal looked for
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as base:
@@ -202,6 +206,8 @@ def _read(path: Path) -> tuple[list[Entry], list[str]]:
                 return [], [
                     f"{path}: written by a newer stoker (version {version}, this one reads {VERSION})"
                 ]
+            if base.execute(_IS_STORE).fetchone() != (2,):  # a view may have no end
+                return [], [f"{path} is no history of stoker's"]
             rows = base.execute("select * from entries").fetchall()
             figures: dict[str, list[Figure]] = {}
             for name, *cells in base.execute("select * from figures order by rowid"):
@@ -223,9 +229,18 @@ def _whole(
             if row[-1] != _digest(entry):
                 raise ValueError("its figures are not those that were written")
             entries.append(entry)
-        except (ValueError, TypeError, IndexError, KeyError) as error:
+        except (ValueError, TypeError, IndexError, KeyError, RecursionError) as error:
             wrong.append(f"{path}, entry {str(row[0])[:40]}: {error}")
     return entries, wrong
+
+
+def _in_utf8(entry: Entry) -> Entry:
+    """Names of files need not be UTF-8, nor read as such where LANG is C; SQLite's text is."""
+    title, run, *command = (
+        one.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        for one in (entry.title, entry.run, *entry.command)
+    )
+    return replace(entry, title=title, run=run, command=tuple(command))
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:
@@ -257,14 +272,21 @@ def _entry(row: Sequence[Any], figures: tuple[Figure, ...]) -> Entry:
         facts,
         _,
     ) = row
+    command, gpus = tuple(json.loads(command)), tuple(json.loads(gpus))
+    versions, facts = json.loads(versions), json.loads(facts)
+    texts = (id, kind, title, machine, host, commit, branch, run, *command, *gpus)
+    if not all(isinstance(one, str) for one in texts) or not isinstance(facts, dict):
+        raise ValueError("a text of it is none")
+    if not (0 <= at < _LATEST and 0 <= told < _LATEST):
+        raise ValueError(f"it was made at {at}, told at {told}")
     origin = Origin(
         machine=machine,
         host=host,
-        gpus=tuple(json.loads(gpus)),
+        gpus=gpus,
         commit=commit,
         branch=branch,
         dirty=bool(dirty),
-        versions=json.loads(versions),
+        versions=versions,
     )
     return Entry(
         id=id,
@@ -274,14 +296,16 @@ def _entry(row: Sequence[Any], figures: tuple[Figure, ...]) -> Entry:
         told=float(told),
         origin=origin,
         figures=figures,
-        command=tuple(json.loads(command)),
+        command=command,
         run=run,
-        facts=json.loads(facts),
+        facts=facts,
     )
 
 
 def _figure(cells: Sequence[Any]) -> Figure:
     name, value, unit, better, low, high = cells
+    if not (isinstance(name, str) and isinstance(unit, str)):
+        raise ValueError("the name or unit of a figure is no text")
     return Figure(name=name, value=value, unit=unit, better=better, low=low, high=high)
 
 

@@ -37,6 +37,7 @@ from stoker.plan.arithmetic import make_plan  # noqa: E402
 from stoker.plan.job import make_job  # noqa: E402
 from stoker.plan.page import idle_by_nodes, idle_over_time, plot  # noqa: E402
 from stoker.plan.scene import Cluster, Course, Policy, cluster_of  # noqa: E402
+from stoker.stage.through.scheduler import BEHIND  # noqa: E402
 
 LARGE = {
     "nodes": 10_000, "read_rate": "20MB/s", "dataset": "2000TB", "store_rate": "1000GB/s", "nvme": "3.5TB",
@@ -144,7 +145,7 @@ def predict(scene: Scene) -> Course:
         store_rate=float(RATE),
         epochs=float(scene.epochs),
         cache=0.0 if scene.staging == "none" else dataset + beside,
-        first=float(FILE_BYTES),  # what is waited for comes before what is fetched ahead
+        first=float(BEHIND * FILE_BYTES),  # so many files come side by side behind the first batch
         ahead=float(scene.ahead),
         knee=0,
         slow_links=scene.slow_nodes / scene.nodes,

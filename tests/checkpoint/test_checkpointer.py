@@ -175,8 +175,8 @@ def test_a_failure_in_the_background_surfaces_at_the_next_step(make_job, open_ch
 
 
 def test_a_failure_can_be_a_warning(make_job, open_checkpointer, tmp_path) -> None:
-    (tmp_path / "run").write_text("a file where the folder should be")
     checkpointer = open_checkpointer(every=1, on_failure="warn")
+    (tmp_path / "run").write_text("a file where the folder should be")
     checkpointer.step(1, **make_job().objects)
     with pytest.warns(RuntimeWarning, match="was not saved"):
         checkpointer.wait()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from curations import curation_of
 from stoker.cli import progress
 from stoker.cli.prepare import _report
-from stoker.prepare.curate.recipe import curation_of
 from stoker.prepare.sources.documents import Reading
 
 if TYPE_CHECKING:

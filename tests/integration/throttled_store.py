@@ -25,6 +25,7 @@ from s3_server import free_ports, running
 from web_server import write_noise
 
 from stoker.stage.cache import Cache
+from stoker.stage.near import Near
 from stoker.stage.run import stage
 
 if TYPE_CHECKING:
@@ -323,8 +324,22 @@ def _with_a_share(
     with Cache(folder) as cache:
         near = cache.at(url)
         near.prefetch(files)
-        yield _pieces((near.local_path(name) for name in [*files] * scene.epochs), skip)
+        yield _pieces_that_land(near, [*files] * scene.epochs, skip)
         near.close()
+
+
+def _pieces_that_land(near: Near, names: Sequence[str], skip: int) -> Iterator[int]:
+    """As `feed` reads: what is needed next comes next, and the rest once training has begun."""
+    sizes = {file.name: file.bytes for unit in near.units for file in unit.files}
+    for name in names:
+        for at in range(0, sizes[name], PIECE):
+            size = min(PIECE, sizes[name] - at)
+            if skip >= size:
+                skip -= size
+                continue
+            near.within(name, at, at + size)
+            yield size
+            near.cache.through.go()
 
 
 def _pieces(paths: Iterable[Path], skip: int) -> Iterator[int]:

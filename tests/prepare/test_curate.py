@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from curations import curation_of
 from stoker.errors import TaskError, UsageError
-from stoker.prepare.curate.recipe import curation_of
 from stoker.prepare.curate.rules import GopherQuality, GopherRepetition
 from stoker.prepare.curate.statistics import Statistics
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from curations import curation_of
 from stoker.errors import BadManifestError, DeniedError, StokerError, TaskError, TokenizerError
 from stoker.manifest import find_manifest
 from stoker.prepare.check import verify_dataset
-from stoker.prepare.curate.recipe import curation_of
 from stoker.prepare.leftovers import owner, sweep
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from curations import curation_of
 from stoker.errors import BadInputError, TaskError, UsageError
 from stoker.manifest import read_manifest
 from stoker.prepare import encode as encode_module
 from stoker.prepare import tasks
 from stoker.prepare.check import verify_dataset
-from stoker.prepare.curate.recipe import curation_of
 from stoker.prepare.writer import write_shard
 
 if TYPE_CHECKING:
@@ -517,6 +517,5 @@ def test_files_of_several_kinds_become_one_dataset(
 
 
 def _curation(**given: Any) -> Any:
-    from stoker.prepare.curate.recipe import curation_of
 
     return curation_of(**given)

@@ -98,7 +98,7 @@ def command() -> None:
 @click.option("--write", "writes", is_flag=True, help="Write instead of read.")
 @_shown
 def path(place: str, size: int, seconds: float, engine: str, **setting: Any) -> Bench:
-    """Storage to host: engines, blocks, threads; the knee and its setting.
+    """Storage to host, by engine, block and threads.
 
     A folder gets a file without a name; a FILE and a URL are only read. Without --engine a table of usual
     trials; with it one trial of the block, threads and order that are given, as fio would run it.
@@ -183,7 +183,7 @@ def loader(
 @click.option("--saves", type=click.IntRange(1, 100), default=3, show_default=True, help="Saves to measure.")
 @_shown
 def checkpoint(folder: Path, size: int, saves: int) -> Bench:
-    """Saves in FOLDER: the loop's stall, until durable, a verified restore."""
+    """Saves in FOLDER: stall, until durable, restore."""
     from stoker.bench.checkpoint import bench_checkpoint
 
     return bench_checkpoint(folder, size=size, saves=saves, said=_say)
@@ -213,7 +213,10 @@ def checkpoint(folder: Path, size: int, saves: int) -> Bench:
 @_seconds(0.2, "Seconds of each operation and size.")
 @_shown
 def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) -> Bench | None:
-    """Collectives by nccl-tests' definitions, under torchrun, srun, or alone."""
+    """Collectives, by nccl-tests' definitions.
+
+    Among the ranks that torchrun, srun or mpirun started, or alone among ranks on this machine.
+    """
     from stoker.bench.collective import OPERATIONS, bench_here, bench_started, parse_sizes
     from stoker.world import World
 
@@ -245,7 +248,10 @@ def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) ->
 def accelerators(
     folder: Path, profile: str, cards: int | None, most: int, size: int, seconds: float
 ) -> Bench:
-    """How many cards FOLDER's disk feeds: emulated, as MLPerf Storage does."""
+    """How many cards FOLDER's disk feeds (MLPerf Storage).
+
+    Cards are emulated: each takes a batch of real reads and sleeps for as long as a real one computes.
+    """
     from stoker.bench.accelerators import bench_accelerators
 
     return bench_accelerators(

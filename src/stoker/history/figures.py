@@ -25,9 +25,13 @@ class Figure:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("value", "low", "high"):  # SQLite gives back 3.0 for 3, and a digest tells them apart
+        for name in (
+            "value",
+            "low",
+            "high",
+        ):  # SQLite gives 3.0 for 3 and 0.0 for -0.0
             if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, float(given))
+                object.__setattr__(self, name, float(given) + 0.0)
         if not self.name or not abs(self.value) < _MOST:  # nor is NaN
             raise UsageError(
                 f"the figure {self.name!r} is {self.value}", hint="give a name and a finite number"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from stoker.formats.sizes import counted
 from stoker.history.figures import Origin
 from stoker.machine.allowed import usable_cores
 from stoker.machine.files import Files
@@ -39,7 +40,7 @@ def machine_kind(cores: int, memory_gib: int, gpus: Sequence[str]) -> str:
     names = sorted(set(gpus))
     cards = [f"{list(gpus).count(name)} × {name}" for name in names]
     memory = [f"{memory_gib} GiB"] if memory_gib else []
-    return ", ".join([*cards, f"{cores} cores", *memory, platform.machine()])
+    return ", ".join([*cards, counted(cores, "core"), *memory, platform.machine()])
 
 
 def with_commit(origin: Origin, folder: Path) -> Origin:

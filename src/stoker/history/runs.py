@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.diagnose.rules import diagnose
 from stoker.diagnose.timeline import STATES
 from stoker.errors import UnreadableError
+from stoker.formats.sizes import counted
 from stoker.history.figures import HIGHER, LOWER, NEITHER, Entry, Figure, Origin
 from stoker.history.goodput.account import account
 from stoker.history.goodput.attempts import read_attempts
@@ -108,4 +109,6 @@ def _origin(recording: Recording, code: Path | None) -> Origin:
 def _of_job(machine: str, recording: Recording) -> str:
     """Ranks and nodes are part of what must be alike."""
     nodes, ranks = len({host.node for host in recording.hosts}), len(recording.ranks)
-    return machine if nodes <= 1 and ranks <= 1 else f"{machine}, {ranks} ranks on {max(1, nodes)} nodes"
+    if nodes <= 1 and ranks <= 1:
+        return machine
+    return f"{machine}, {counted(ranks, 'rank')} on {counted(max(1, nodes), 'node')}"

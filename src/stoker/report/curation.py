@@ -101,7 +101,9 @@ def _funnel(statistics: Statistics) -> Html:
             (level.step, _bar(level, statistics.documents_in), f"{level.gone:,}", reasons or "nothing")
         )
     out = Level(step="out", documents=statistics.documents_out, dropped={})
-    rows.append(("kept", _bar(out, statistics.documents_in), "", f"{statistics.documents_out:,} documents"))
+    rows.append(
+        ("kept", _bar(out, statistics.documents_in), "", counted(statistics.documents_out, "document"))
+    )
     return join(
         tag("h2", "Documents left before each step"),
         _table(("step", "documents", "dropped", "for"), rows, class_="ranks"),

@@ -63,6 +63,8 @@ class Near:
         self.cache.pins.add(unit.key)  # pinned first, looked for second: see Room
         try:
             self._bring_now(unit)
+            if not unit.is_bundle:  # a reader of whole files has no first batch to wait for
+                self.cache.through.go()
             self.cache.shelf.touch(unit.key)
             path = self.cache.place(unit, name)
         except BaseException:
@@ -103,7 +105,7 @@ class Near:
         return has_blocks(self.collection) and not self.cache.is_read_only and self.open_files > 0
 
     def _bring_now(self, unit: Unit) -> None:
-        while self.cache.through.is_open(unit.key):  # in pieces, by this process: all are wanted now
+        while self._comes_in_pieces(unit):  # all of them are wanted now, before what nobody waits for
             if self.cache.reach(self._with_blocks(unit), 0, range(first_slices(unit)[-1])):
                 time.sleep(_PUBLISHED_S)
         with self._lock:
@@ -115,6 +117,14 @@ class Near:
                 self._waiting -= 1
             if self._prefetcher:
                 self._prefetcher.moved_on()
+
+    def _comes_in_pieces(self, unit: Unit) -> bool:
+        """Whether it is read through, by this process or soon by whoever brings what is told to follow."""
+        if self.cache.through.is_open(unit.key):
+            return True
+        if unit.is_bundle or not self._reads_through or self.cache.shelf.holds(unit):
+            return False
+        return bool(self._with_blocks(unit).blocks)
 
     def vouched(self, unit: Unit) -> Unit:
         """The unit, with the digests of its slices where there are such: these are brought first then."""

@@ -17,6 +17,7 @@ import pytest
 
 from stoker.history.goodput.account import Account, account
 from stoker.history.goodput.attempts import read_attempts, same_job
+from stoker.processes import lives
 from stoker.watch.runs import read_recording
 
 pytestmark = pytest.mark.integration
@@ -70,8 +71,12 @@ def _attempt(base: Path, number: int, kill: int | None, environ: Callable[..., d
         stderr=subprocess.DEVNULL,
     )
     if kill is None:
+        pid = _until(base / "log.jsonl", lambda row: row.get("number") == STEPS, child)["pid"]
+        while lives(pid):  # the watcher goes on for a moment, to say what it saw
+            time.sleep(0.005)
+        gone = time.time()
         assert child.wait(timeout=120) == 0
-        return time.time()
+        return gone
     row = _until(base / "log.jsonl", lambda row: row.get("number") == kill, child)
     os.kill(row["pid"], signal.SIGKILL)
     gone = time.time()

@@ -44,7 +44,8 @@ def test_the_card_follows_the_programs_own_output(
     assert ran.rc == 7
     assert ran.stdout == "".join(f"batch {number}\n" for number in range(8))
     assert "\x1b" not in ran.stderr
-    assert ran.stderr.endswith(f"run     {tmp_path / 'run'}\nreport  {tmp_path / 'run' / 'report.html'}\n")
+    said = f"run     {tmp_path / 'run'}\nreport  {tmp_path / 'run' / 'report.html'}\n"
+    assert ran.stderr.endswith(f"{said}history {tmp_path / '.stoker' / 'history.db'}\n")
     assert "exit 7" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 

@@ -197,8 +197,3 @@ def with_flags(
     curation = replace(recipe.curation, steps=(first, *inner))
     curation.make()
     return replace(recipe, curation=curation)
-
-
-def curation_of(**flags: Any) -> Curation:
-    """The curation that flags alone make."""
-    return with_flags(Recipe(curation=Curation()), **flags).curation

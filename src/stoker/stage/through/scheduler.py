@@ -35,7 +35,7 @@ from stoker.stage.wire.wire import Wire
 from stoker.storage import named_errors
 
 _URGENT = 24  # slices that are waited for, on their way at once: a chunk for every lane of a loader
-_BEHIND = 8  # pieces of what is not
+BEHIND = 2  # pieces of what is not: more of them would share a slow link with what is waited for next
 _MOST_OPEN = 256  # units; each is an open file and a lease
 _POLL_S = (0.005, 0.05)  # between looks at a unit that another brings
 _LOOK_S = 0.02  # between looks at what others want
@@ -59,7 +59,7 @@ class ReadThrough:
         self._changed = changed = threading.Condition()
         self._first = Crew("stoker-urgent", self._take_urgent, most=_URGENT, changed=changed)
         self._rest = Crew(
-            "stoker-prefetch", self._take_rest, most=_BEHIND, changed=changed, look_s=_QUIET_S / 2
+            "stoker-prefetch", self._take_rest, most=BEHIND, changed=changed, look_s=_QUIET_S / 2
         )
         self._watch = Crew("stoker-wants", self._take_look, most=1, changed=changed)
         self._waiting = 0  # readers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stoker.bench.figures import Bench, Figure, say
 from stoker.report.html import static_page
 from stoker.report.page.markup import Html, join, tag
@@ -43,6 +45,5 @@ def _table(figures: list[Figure]) -> Html:
     return join(tag("h2", _TITLES[figures[0].unit]), tag("div", table, class_="scroll"))
 
 
-def _list(lines: object) -> Html:
-    assert isinstance(lines, (list, tuple))
+def _list(lines: Sequence[str]) -> Html:
     return tag("ul", *(tag("li", line) for line in lines))

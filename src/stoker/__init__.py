@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stoker.stage.leases.first import first_rank
     from stoker.stage.run import fetch
     from stoker.storage import open_store
+    from stoker.watch.inside.knobs import apply
     from stoker.watch.inside.loaders import attach
     from stoker.watch.runs import read_recording
     from stoker.world import World
@@ -35,6 +36,7 @@ __all__ = [
     "StokerError",
     "World",
     "__version__",
+    "apply",
     "attach",
     "feed",
     "fetch",
@@ -54,6 +56,7 @@ _HOMES = {
     "Mixture": "stoker.load.ordering.schedule",
     "StokerError": "stoker.errors",
     "World": "stoker.world",
+    "apply": "stoker.watch.inside.knobs",
     "attach": "stoker.watch.inside.loaders",
     "feed": "stoker.feeder",
     "fetch": "stoker.stage.run",

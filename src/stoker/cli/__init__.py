@@ -26,7 +26,7 @@ class _Verbs(Group):
 
     _NAMES = (
         "prepare", "stage", "order", "checkpoint", "watch", "diagnose", "report", "metrics", "doctor",
-        "bench", "history", "plan", "deploy",
+        "bench", "tune", "history", "plan", "deploy",
     )  # fmt: skip
 
     def list_commands(self, ctx: click.Context) -> list[str]:

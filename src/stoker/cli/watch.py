@@ -58,6 +58,13 @@ if TYPE_CHECKING:
     metavar="[STEPS]",
     help="A deep look: three steps under torch's profiler, once or every so many steps.",
 )
+@click.option(
+    "--apply",
+    "applied",
+    type=given_path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Run it with the settings that `stoker tune` found: tuned.json.",
+)
 @port_option(
     "--page", usual=PAGE_PORT, help="Serve the live page: to this machine, or on ADDRESS:PORT by token."
 )
@@ -77,6 +84,7 @@ def command(
     batch_flag: str | None,
     window: float,
     look: str | None,
+    applied: Path | None,
     page: str | None,
     metrics: str | None,
     price: float | None,
@@ -108,10 +116,17 @@ def command(
         raise UsageError(f"--look {look}", hint="give it alone, or a number of steps from 10 on")
     if look is not None and pid is not None:
         raise UsageError("--look needs hooks in the program", hint="give a command, not --pid")
+    if applied is not None and pid is not None:
+        raise UsageError("--apply sets what a program builds", hint="give a command, not --pid")
     flag = find_flag(command, name=batch_flag) if what_if == "batch" else None
     folder = out or _new_folder(Path(name_of(command)).stem if command else f"pid-{pid}")
     options = Options(
-        folder=folder, hz=hz, gpu=gpu, what_if="data" if what_if == "data" else "", look=look or ""
+        folder=folder,
+        hz=hz,
+        gpu=gpu,
+        what_if="data" if what_if == "data" else "",
+        look=look or "",
+        apply=applied,
     )
     showing = Showing(page=page, metrics=metrics, price=price)
     if flag:

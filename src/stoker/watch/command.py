@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from stoker.watch.ending import Ending, ending
 from stoker.watch.exits import Exit, Exits
 from stoker.watch.gauges.cards import open_cards
 from stoker.watch.inject import injected, not_attachable
+from stoker.watch.inside.knobs import VARIABLE as APPLY
+from stoker.watch.inside.knobs import Knobs
 from stoker.watch.inside.look import VARIABLE as LOOK
 from stoker.watch.inside.whatif import VARIABLE as WHAT_IF
 from stoker.watch.runs.alive import own_mark
@@ -52,6 +54,9 @@ class Options:
     gpu: str = "nvml"
     what_if: str = ""
     look: str = ""  # deep looks: "once", or every so many steps
+    apply: Path | None = None  # settings that `stoker tune` wrote
+    output: Path | None = None  # where the command's output goes; None: where ours does
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables beside our own
 
     def __post_init__(self) -> None:
         if not 0 < self.hz <= 100:
@@ -115,11 +120,9 @@ class Node:
 
 def watch(command: Sequence[str], options: Options, *, window: Window | None = None) -> int:
     """Run the command to its end or the window's; gives its exit code, 128 + N where signal N killed it."""
+    asked = _asked(options)
     node = begin_run(options, argv=command, title=name_of(command))
     node.miss(not_attachable(command))
-    asked = {WHAT_IF: options.what_if} if options.what_if else {}
-    if options.look:  # Kineto tells the terminal of every window unless it is told not to
-        asked |= {LOOK: options.look, "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
     kills, signals = _oom_kills(), list[tuple[float, int]]()
 
     def ours() -> list[int]:
@@ -133,7 +136,7 @@ def watch(command: Sequence[str], options: Options, *, window: Window | None = N
             Exits(ours, lambda one: _note(one, options.folder, node.name)) as exits,
         ):
             # Last of all: whatever fails once it runs leaves it without anybody who waits for it.
-            pid = _spawn(command, environ)
+            pid = _spawn(command, environ, options.output)
             status = _wait(pid, came, window, signals)
             if window:
                 window.close()
@@ -153,6 +156,16 @@ def watch(command: Sequence[str], options: Options, *, window: Window | None = N
     else:
         node.end(ended.line, ended)
     return status if status >= 0 else 128 - status
+
+
+def _asked(options: Options) -> dict[str, str]:
+    """What the hooks are told by the environment, and the program."""
+    asked = {**options.environ, **({WHAT_IF: options.what_if} if options.what_if else {})}
+    if options.look:  # Kineto tells the terminal of every window unless it is told not to
+        asked |= {LOOK: options.look, "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
+    if options.apply is not None:
+        asked |= {**Knobs.read(options.apply).environ, APPLY: str(options.apply.absolute())}
+    return asked
 
 
 def _note(one: Exit, folder: Path, node: str) -> None:
@@ -255,14 +268,26 @@ def _signals() -> Iterator[int]:
         os.close(writing)
 
 
-def _spawn(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _spawn(command: Sequence[str], environ: Mapping[str, str], output: Path | None) -> int:
     """Start it with our input, output and process group, and with signals as a shell would give them."""
     try:
-        return os.posix_spawnp(command[0], list(command), environ, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
+        return os.posix_spawnp(
+            command[0],
+            list(command),
+            environ,
+            file_actions=_into(output) if output else (),
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        )
     except (OSError, ValueError) as error:  # ValueError: an empty word, or one with a NUL in it
         why = getattr(error, "strerror", None) or error
         name = command[0] or "what has no name"
         raise UsageError(f"cannot start {name}: {why}", hint="check the command") from error
+
+
+def _into(output: Path) -> list[tuple[Any, ...]]:
+    """Nothing to read, and both streams into one file: of a program that nobody looks at."""
+    opened = (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), opened, (os.POSIX_SPAWN_DUP2, 1, 2)]
 
 
 def _wait(pid: int, came: int, window: Window | None, signals: list[tuple[float, int]]) -> int:

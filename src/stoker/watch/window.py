@@ -27,6 +27,7 @@ class Window:
     def __init__(self, folder: Path, *, seconds: float) -> None:
         self._folder, self._seconds = folder, seconds
         self._over_at: float | None = None
+        self.grace_s = _GRACE_S
         self.interrupted = False  # somebody else has ended the command: no other is to follow
 
     @property
@@ -41,7 +42,7 @@ class Window:
             if self._lasted():
                 self._over_at = now
                 os.kill(pid, signal.SIGTERM)
-        elif now > self._over_at + _GRACE_S:
+        elif now > self._over_at + self.grace_s:
             os.kill(pid, signal.SIGKILL)
         return _LOOK_S
 
@@ -52,7 +53,7 @@ class Window:
         """A shell that is told to end leaves its children to themselves, and they would train on beside the
         next run: end them too. Safe twice."""
         left = [pid for pid in trainers(self._folder, node_name()) if self._started(pid)] if self.over else []
-        for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, 5.0)):
+        for number, grace_s in ((signal.SIGTERM, self.grace_s), (signal.SIGKILL, 5.0)):
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -71,3 +72,42 @@ class Window:
     def _started(self, pid: int) -> bool:
         """Is this process of the run? The number in a file may be that of a stranger in another container."""
         return lives(pid) and environ_of(pid).get(VARIABLE) == str(self._folder.absolute())
+
+
+class StepWindow(Window):
+    """Ends a trial after so many steps; or when it is slower, or silent for longer, than it is worth."""
+
+    def __init__(self, folder: Path, *, steps: int, settle: int, slowest_s: float, silent_s: float) -> None:
+        super().__init__(folder, seconds=0.0)
+        self._steps, self._settle = steps, settle
+        self._slowest_s, self._silent_s = slowest_s, silent_s
+        self._began = time.monotonic()
+        self.gave_up = ""  # why it was ended before its last step
+        self.grace_s = 10.0
+
+    def close(self) -> None:
+        """Loader workers of a program that was killed look for their parent every five seconds: until then
+        they would take cores from the next trial."""
+        super().close()
+        mine = str(self._folder.absolute())
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            if pid != os.getpid() and environ_of(pid).get(VARIABLE) == mine:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _lasted(self) -> bool:
+        if super()._lasted():
+            return True
+        ends = max((self._ends(path) for path in self._folder.glob("steps-*.ring")), key=len, default=[])
+        now = time.monotonic()
+        if len(ends) > self._settle and now - ends[self._settle - 1] > self._slowest_s:
+            self.gave_up = "slower"
+        elif now - (ends[-1] if len(ends) else self._began) > self._silent_s:
+            self.gave_up = "silent"
+        return bool(self.gave_up)
+
+    def _stepped(self, path: Path) -> bool:
+        return len(self._ends(path)) >= self._steps
+
+    def _ends(self, path: Path) -> list[float]:
+        return [float(end) for end in read_ring(path).records["end"]]

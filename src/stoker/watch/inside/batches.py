@@ -65,5 +65,6 @@ def loader_facts(iterator: Any, *, batch_bytes: int) -> dict[str, Any]:
         **facts,
         "batch_size": getattr(sampler, "batch_size", None),
         "batch_bytes": batch_bytes,
+        "number": getattr(iterator, "_stoker_number", None),  # among the loaders of the process: knobs.py
         "kind": type(dataset).__name__ if dataset is not None else type(iterator).__name__,
     }

@@ -23,6 +23,8 @@ from stoker.watch.inside.collectives import hook_collectives, showing_exposed
 from stoker.watch.inside.device import hook_copies, hook_syncs
 from stoker.watch.inside.exceptions import say_exception
 from stoker.watch.inside.forward import Roots
+from stoker.watch.inside.guard import hook_guard, hook_guarded_safetensors
+from stoker.watch.inside.knobs import hook_knobs, hook_loader_knobs, hook_losses
 from stoker.watch.inside.look import Look
 from stoker.watch.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.watch.inside.probe import Probe
@@ -262,12 +264,15 @@ def hook_signals(probe: Probe, roots: Roots, module: Any) -> None:
 
 Install = Callable[[Probe, Roots, Any], None]
 HOOKS: dict[str, tuple[Install, ...]] = {
-    "torch": (hook_saves, hook_loads, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals),
-    "torch.autograd": (hook_backward,),
+    "torch": (
+        hook_saves, hook_loads, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals,
+        hook_knobs, hook_guard,
+    ),
+    "torch.autograd": (hook_backward, hook_losses),
     "torch.distributed.checkpoint.state_dict_loader": (hook_sharded_loads,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),
     "torch.optim.optimizer": (hook_optimizer, hook_look),
-    "torch.utils.data.dataloader": (hook_loader,),
-    "safetensors.torch": (hook_safetensors,),
-}
+    "torch.utils.data.dataloader": (hook_loader_knobs, hook_loader),
+    "safetensors.torch": (hook_safetensors, hook_guarded_safetensors),
+}  # fmt: skip

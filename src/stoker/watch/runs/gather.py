@@ -283,7 +283,7 @@ def _facts(
         facts |= {name: meta[name] for name in ("argv", "hz") if name in meta}
     trained = [one.meta for one in processes if len(one.record.steps.end)] or [p.meta for p in processes]
     for meta in trained[:1]:
-        names = ("torch", "python", "loader", "params", "nccl_env", "world")
+        names = ("torch", "python", "loader", "loaders", "losses", "threads", "params", "nccl_env", "world")
         facts |= {name: meta[name] for name in names if meta.get(name)}
         windows, shift_s = meta.get("what_if", ()), shifts[meta["clock"]["boot"]]
         facts |= {"what_if": [{**one, "at": one["at"] + shift_s} for one in windows]} if windows else {}

@@ -1,0 +1,198 @@
+"""One trial: the job run with a setting until a window of its steps is measured, and then ended.
+
+Every trial measures the same steps, so that first batches, epochs, evaluations and saves that fall among them
+are in all of them. Its output goes into its folder, which is deleted unless the trial failed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import BadInputError
+from stoker.recording import Floats, Recording
+from stoker.tune.candidates import Setting
+from stoker.watch import runs
+from stoker.watch.command import Options, make_private, watch
+from stoker.watch.inside.guard import REFUSED
+from stoker.watch.inside.guard import VARIABLE as OVERWRITE
+from stoker.watch.runs.batches import SETTLE
+from stoker.watch.window import StepWindow, Window
+
+_SLOWER = 1.3  # times the unchanged window: a trial that takes longer has lost
+_PATIENCE_S = 30.0  # beyond twice the usual start, in which no step ends
+_TEXT = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """The steps that are measured: from the end of step `settle` to that of `last`."""
+
+    settle: int
+    last: int
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.settle
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What came of one. `seconds` is infinite where its window was not finished; `failure` then says why."""
+
+    setting: Setting
+    seconds: float = math.inf
+    failure: str = ""
+    losses: tuple[float, ...] = ()
+    refused: tuple[str, ...] = ()  # files that it would have overwritten
+    took_s: float = 0.0
+
+    @property
+    def is_loser(self) -> bool:
+        return self.failure == SLOWER
+
+    def as_dict(self) -> dict[str, Any]:
+        finite = self.seconds if math.isfinite(self.seconds) else None
+        return {**asdict(self), "setting": dict(self.setting), "seconds": finite}
+
+
+SLOWER = f"ended early: more than {_SLOWER:.1f} times as slow"
+
+
+@dataclass(kw_only=True, slots=True)
+class Bench:
+    """Where trials are run, and how."""
+
+    command: Sequence[str]
+    folder: Path
+    site: dict[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    overwrite: bool = False
+    began: float = field(default_factory=time.time)
+    count: int = 0
+    interrupted: bool = False
+
+    def first(self, *, seconds: float) -> Recording:
+        """The job unchanged, until it has stepped for so long: what everything else is planned by."""
+        folder = self.folder / "first"
+        window = Window(folder, seconds=seconds)
+        window.grace_s = 10.0
+        self._watched(folder, {}, window)
+        try:
+            return runs.read_recording(folder)
+        except BadInputError:
+            return Recording(title="", wall_s=0.0, ended=_tail(folder), ranks=(), gpus=(), hosts=())
+
+    def run(self, setting: Setting, span: Span, *, usual_s: float, start_s: float) -> Trial:
+        """One window of those steps; `usual_s` is what they take unchanged, `start_s` the time before."""
+        self.count += 1
+        folder, began = self.folder / f"trial-{self.count:02}", time.monotonic()
+        window = StepWindow(
+            folder,
+            steps=span.last,
+            settle=span.settle,
+            slowest_s=_SLOWER * usual_s + 1.0,
+            silent_s=2 * start_s + 2 * usual_s + _PATIENCE_S,
+        )
+        code = self._watched(folder, setting, window)
+        trial = self._read(folder, setting, span, window, code)
+        if not trial.failure or trial.is_loser:
+            shutil.rmtree(folder, ignore_errors=True)
+        return replace(trial, took_s=time.monotonic() - began)
+
+    def _watched(self, folder: Path, setting: Setting, window: Window) -> int:
+        make_private(folder)
+        knobs = folder / "knobs.json"
+        told = {"knobs": dict(setting), "site": self.site, "trial": self.began}
+        knobs.write_text(json.dumps(told), "utf-8")
+        allowed = {OVERWRITE: "1"} if self.overwrite else {}
+        options = Options(
+            folder=folder,
+            hz=2.0,
+            apply=knobs,
+            output=folder / "output.log",
+            environ={"WANDB_MODE": "disabled", **self.environ, **allowed},
+        )
+        code = watch(self.command, options, window=window)
+        self.interrupted = self.interrupted or window.interrupted
+        return 0 if window.over else code
+
+    def _read(self, folder: Path, setting: Setting, span: Span, window: StepWindow, code: int) -> Trial:
+        try:
+            recording = runs.read_recording(folder)
+        except BadInputError:
+            return Trial(
+                setting=setting, failure=f"it ended with {code} before its first step: {_tail(folder)}"
+            )
+        seconds = window_seconds(recording, span)
+        losses = tuple(recording.facts.get("losses") or ())
+        refused = refusals(recording)
+        failure = "" if math.isfinite(seconds) else _failure(recording, folder, window, code)
+        return Trial(setting=setting, seconds=seconds, failure=failure, losses=losses, refused=refused)
+
+
+def window_seconds(recording: Recording, span: Span) -> float:
+    """What the steps of a span took; infinite where not all of them ended."""
+    ends = step_ends(recording)
+    return float(ends[span.last - 1] - ends[span.settle - 1]) if len(ends) >= span.last else math.inf
+
+
+def step_ends(recording: Recording) -> Floats:
+    """Of the rank that has most."""
+    found = [rank.steps.end for rank in recording.ranks]
+    return max(found, key=len) if found else np.empty(0)
+
+
+def plan_span(recording: Recording, *, queued: int, epoch: int, seconds: float) -> Span | None:
+    """The steps to measure: after the queues of the workers that will be tried have run off, for so many
+    seconds, and to the end of an epoch where they are short. None of fewer than five."""
+    ends = step_ends(recording)
+    if len(ends) < SETTLE + 5:
+        return None
+    step_s = float(np.median(np.diff(ends[SETTLE - 1 :])))
+    settle = max(SETTLE, min(queued, int(seconds / max(step_s, 1e-9)), len(ends) // 3))
+    mean_s = float(ends[-1] - ends[settle - 1]) / (len(ends) - settle)
+    steps = max(5, int(seconds / max(mean_s, 1e-9)))
+    if 0 < epoch <= steps:
+        steps -= steps % epoch
+    return Span(settle=settle, last=min(settle + steps, len(ends)))
+
+
+def refusals(recording: Recording) -> tuple[str, ...]:
+    events = (one for rank in recording.ranks for one in rank.events if one.what == REFUSED)
+    return tuple(dict.fromkeys(one.text for one in events))
+
+
+def failure_of(recording: Recording) -> str:
+    """The exception that a run died of, or its end."""
+    events = [one for rank in recording.ranks for one in rank.events if one.what == "exception"]
+    return (events[-1].text if events else recording.ended)[:_TEXT]
+
+
+def _failure(recording: Recording, folder: Path, window: StepWindow, code: int) -> str:
+    if window.gave_up == "slower":
+        return SLOWER
+    if window.gave_up == "silent":
+        return "no step ended any more: it was stopped"
+    if window.interrupted:
+        return "interrupted"
+    done = len(step_ends(recording))
+    said = failure_of(recording) if code else "the program ended"
+    return f"{said} (after {done} steps)" if done else f"{said or _tail(folder)}"
+
+
+def _tail(folder: Path) -> str:
+    """The last line that the program wrote."""
+    try:
+        lines = (folder / "output.log").read_text("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:_TEXT] if lines else ""

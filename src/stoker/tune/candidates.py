@@ -13,7 +13,7 @@ from typing import Any
 from stoker.tune.seen import Seen
 
 Setting = Mapping[str, Any]  # knobs by name, plain JSON values
-_WAITS = 0.05  # share of the time in the loader from which on its knobs are tried
+_WAITS = 0.1  # share of the time in the loader from which on its knobs are tried, whatever the verdict
 _OPTIMIZES = 0.1
 _BLOCKED = ("storage", "lock", "small_reads", "unknown")  # causes for which more workers than cores help
 NUMERICS = ("tf32", "channels_last", "compile", "fused_optimizer")
@@ -77,9 +77,10 @@ def _workers(seen: Seen, best: Setting) -> Stage | None:
 
 
 def _persistent(seen: Seen, best: Setting) -> Stage | None:
-    """Workers that outlive an epoch; where their number was tried, that was with it."""
+    """Workers that outlive an epoch; where their number was tried, that was with it. Whatever the verdict: to
+    start them is no wait for a batch, and is not seen as one."""
     has = best.get("persistent_workers") or seen.settings.get("persistent_workers")
-    if not seen.short_epochs or has or not _workers_of(seen, best) or seen.wait < _WAITS:
+    if not seen.short_epochs or has or not _workers_of(seen, best):
         return None
     why = f"workers start anew every {seen.epoch} steps"
     return Stage(name="persistent", why=why, settings=({**best, "persistent_workers": True},))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LEAST = 1.03  # a gain that is worth a change to a program
+FURTHER = 1.06  # one that is worth another knob: of two single windows less is noise
 ENOUGH = 3  # pairs from which on an interval says something
 # Student's t, 97.5%, by degrees of freedom from 1 on.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

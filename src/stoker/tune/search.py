@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.tune.candidates import NUMERICS, Setting, Stage, next_stages
-from stoker.tune.gain import DIFFER, LEAST, UNSEEN, Gain, compare_losses, gain_of
+from stoker.tune.gain import DIFFER, FURTHER, LEAST, UNSEEN, Gain, compare_losses, gain_of
 from stoker.tune.seen import Seen
 from stoker.tune.trial import Trial
 
@@ -84,7 +84,8 @@ class Search:
     def _stage(self, stage: Stage, best: Setting, times: float) -> tuple[Setting, float]:
         """The best of a stage, where it is better than the best before by more than noise."""
         found = [one for setting in stage.settings if (one := self._try(setting, stage.why))]
-        good = [one for one in found if one.times >= times * LEAST and self._may_be(one)]
+        least = times * (FURTHER if best else LEAST)
+        good = [one for one in found if one.times >= least and self._may_be(one)]
         if not good:
             return best, times
         top = max(one.times for one in good)

@@ -174,7 +174,13 @@ def refusals(recording: Recording) -> tuple[str, ...]:
 def failure_of(recording: Recording) -> str:
     """The exception that a run died of, or its end."""
     events = [one for rank in recording.ranks for one in rank.events if one.what == "exception"]
-    return (events[-1].text if events else recording.ended)[:_TEXT]
+    return _one_line(events[-1].text if events else recording.ended)
+
+
+def _one_line(text: str) -> str:
+    """A worker's exception carries its traceback: the line before it, and the one that says what it was."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))[:_TEXT]
 
 
 def _failure(recording: Recording, folder: Path, window: StepWindow, code: int) -> str:

@@ -1,0 +1,94 @@
+"""The search over a made-up machine: what it chooses, what it claims, and when it stops."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+
+from stoker.findings import Finding
+from stoker.tune.candidates import Setting
+from stoker.tune.search import Outcome, Search
+from stoker.tune.seen import Limits, Seen
+from stoker.tune.trial import Trial
+
+SEEN = Seen(
+    findings=(Finding(kind="data_starvation", summary="late", cause="cpu"),),
+    wait=0.6,
+    site={"file": "t.py", "line": 1, "text": "", "through": []},
+    settings={"num_workers": 0},
+    limits=Limits(cores=4),
+    card=True,
+)
+
+
+def searched(
+    seconds: Callable[[Setting], float],
+    *,
+    seen: Seen = SEEN,
+    until: float = math.inf,
+    numerics: bool = False,
+    losses: Callable[[Setting], tuple[float, ...]] = lambda setting: (1.0, 0.9),
+) -> Outcome:
+    def run(setting: Setting) -> Trial:
+        took = seconds(setting)
+        failure = "" if math.isfinite(took) else "MemoryError: no room"
+        return Trial(setting=setting, seconds=took, failure=failure, losses=losses(setting), took_s=0.0)
+
+    search = Search(run, seen, until=until, each_s=1.0, numerics=numerics)
+    return search.search(plain=run({}))
+
+
+def by_workers(setting: Setting) -> float:
+    return {0: 10.0, 1: 8.0, 2: 5.0, 4: 4.95}[int(setting.get("num_workers") or 0)]
+
+
+def test_the_fewest_workers_that_are_as_fast_are_chosen() -> None:
+    found = searched(by_workers)
+    assert found.best == {"num_workers": 2}
+    assert found.gain
+    assert found.gain.proven
+    assert abs(found.gain.times - 2.0) < 0.01
+    assert found.losses == "same"
+
+
+def test_a_machine_that_grows_slower_all_the_time_fools_nobody() -> None:
+    drift = [1.0]
+
+    def slower(setting: Setting) -> float:
+        drift[0] *= 1.05
+        return 10.0 * drift[0]
+
+    assert searched(slower).best == {}
+
+
+def test_noise_alone_finds_nothing_better() -> None:
+    draw = random.Random(3)
+    found = [searched(lambda setting: 10.0 * draw.lognormvariate(0, 0.03)).best for _ in range(100)]
+    assert sum(bool(one) for one in found) <= 5
+
+
+def test_a_setting_that_fails_is_a_finding_and_not_the_end() -> None:
+    found = searched(lambda setting: math.inf if setting.get("num_workers") == 4 else by_workers(setting))
+    assert found.best == {"num_workers": 2}
+    assert "MemoryError" in next(one.note for one in found.tried if one.setting["num_workers"] == 4)
+
+
+def test_a_setting_that_changes_the_losses_needs_the_user_s_word() -> None:
+    def losses(setting: Setting) -> tuple[float, ...]:
+        return (1.0, 0.5) if setting else (1.0, 0.9)
+
+    assert searched(by_workers, losses=losses).best == {}
+    assert searched(by_workers, losses=losses, numerics=True).best == {"num_workers": 2}
+
+
+def test_where_there_is_nothing_to_try_nothing_is_run() -> None:
+    healthy = Seen(findings=(Finding(kind="healthy", summary="fine"),), card=True)
+    assert searched(by_workers, seen=healthy).trials == ()
+
+
+def test_without_time_no_candidate_is_tried() -> None:
+    found = searched(by_workers, until=time.monotonic())
+    assert found.best == {}
+    assert "time" in found.why

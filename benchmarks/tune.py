@@ -1,9 +1,9 @@
 """Question: does `stoker tune` claim what a rerun with its diff gives, and nothing where there is nothing?
 
 Method: the eight jobs of tests/tune/jobs, each tuned as a user would (`stoker tune --minutes M`). Where a
-setting is claimed it is applied (the diff; what a diff cannot hold through `stoker watch --apply`), and the job
-as it was and as it is now are run in turn (A B B A …) under `stoker watch` without any of tune's hooks, for a
-window of steps each; the ratio of the medians is the real gain. `claimed / real` within 0.9 to 1.1 passes.
+setting is claimed it is applied (the diff; what a diff cannot hold through `stoker watch --apply`), and the
+job as it was and as it is now are run in turn (A B B A …) under `stoker watch`, without any of tune's hooks,
+for a window of steps each; the ratio of the medians is the real gain. `claimed / real` of 0.9 to 1.1 passes.
 
     python benchmarks/tune.py [--only plain healthy] [--minutes 3] [--rounds 3] [--seconds 4] [--no-keep]
 

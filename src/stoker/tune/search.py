@@ -99,7 +99,7 @@ class Search:
 
     def _try(self, setting: Setting, why: str) -> Tried | None:
         if not self._has_time(trials=2 + 2 * _PAIRS_KEPT_BACK):
-            self.stopped = self.stopped or "there was no time for more candidates"
+            self.stopped = "there was no time for more candidates: give more --minutes"
             return None
         if self._since_plain >= 2 or len(self._plain) < 2:
             self._plain_again()

@@ -13,6 +13,7 @@ _FRAMES = 40
 _OWN = os.path.dirname(__file__)
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _FROZEN = "<frozen"
+PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # also of another prefix
 
 
 class Inside(NamedTuple):
@@ -48,7 +49,7 @@ def is_ours(code: CodeType) -> bool:
 
 def is_library(filename: str) -> bool:
     """Is this file no part of the user's program?"""
-    return filename.startswith((*_LIBRARIES, _FROZEN)) or f"{os.sep}dist-packages{os.sep}" in filename
+    return filename.startswith((*_LIBRARIES, _FROZEN)) or any(name in filename for name in PACKAGES)
 
 
 def top_user_frame(frames: list[str]) -> str:

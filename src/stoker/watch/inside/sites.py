@@ -7,9 +7,7 @@ import os
 from types import FrameType
 from typing import Any
 
-from stoker.watch.inside.frames import is_library, is_ours
-
-_PACKAGES = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
+from stoker.watch.inside.frames import PACKAGES, is_library, is_ours
 
 
 def site_of(frame: FrameType | None) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def _site(frame: FrameType, through: list[str]) -> dict[str, Any]:
 
 def _package(name: str) -> str:
     """`transformers` of …/site-packages/transformers/trainer.py."""
-    for mark in _PACKAGES:
+    for mark in PACKAGES:
         if mark in name:
             return name.rpartition(mark)[2].partition(os.sep)[0]
     return ""

@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
 from kept_runs import RESULTS, keep  # noqa: E402
-
 from stoker.tune.trial import Span, step_ends, window_seconds  # noqa: E402
 from stoker.watch.command import Options, watch  # noqa: E402
 from stoker.watch.runs import read_recording  # noqa: E402

@@ -31,13 +31,14 @@ def searched(
     numerics: bool = False,
     losses: Callable[[Setting], tuple[float, ...]] = lambda setting: (1.0, 0.9),
 ) -> Outcome:
-    def run(setting: Setting) -> Trial:
+    def run(setting: Setting, lost_s: float) -> Trial:
+        assert setting or lost_s == math.inf  # the unchanged program is never given up
         took = seconds(setting)
         failure = "" if math.isfinite(took) else "MemoryError: no room"
         return Trial(setting=setting, seconds=took, failure=failure, losses=losses(setting), took_s=0.0)
 
     search = Search(run, seen, until=until, each_s=1.0, numerics=numerics)
-    return search.search(plain=run({}))
+    return search.search(plain=run({}, math.inf))
 
 
 def by_workers(setting: Setting) -> float:

@@ -60,11 +60,11 @@ def tune(command: Sequence[str], options: Options, *, said: Said = lambda line: 
     said(seen.findings[0].summary if seen.findings else "no verdict: too little was seen")
     until = began + 60 * options.minutes
 
-    def run(setting: Setting) -> Trial:
+    def run(setting: Setting, lost_s: float) -> Trial:
         if bench.interrupted:
             raise KeyboardInterrupt
         said(f"{time.monotonic() - began:.0f} s: {span.steps} steps with {say(setting)}")
-        return bench.run(setting, span, usual_s=plain.seconds, start_s=start_s)
+        return bench.run(setting, span, lost_s=lost_s, usual_s=plain.seconds, start_s=start_s)
 
     each_s = start_s + plain.seconds * span.last / span.steps
     search = Search(run, seen, until=until, each_s=each_s, numerics=options.numerics)

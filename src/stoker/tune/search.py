@@ -18,9 +18,10 @@ from stoker.tune.seen import Seen
 from stoker.tune.trial import Trial
 
 _MOST_PAIRS = 5
+_LOST = 1.3  # times the unchanged window: a candidate that takes longer has lost
 _PAIRS_KEPT_BACK = 3  # time for so many is not spent on candidates
 _NEAR = 1.02  # fewer workers that are this near to the best are better
-Run = Callable[[Setting], Trial]
+Run = Callable[[Setting, float], Trial]  # and the seconds after which it has lost; infinite: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +104,8 @@ class Search:
             return None
         if self._since_plain >= 2 or len(self._plain) < 2:
             self._plain_again()
-        trial = self._trial(setting)
+        # Only a candidate may lose: a busy moment must not end the unchanged program, nor the proof.
+        trial = self._trial(setting, lost_s=_LOST * self._plain[-1].seconds)
         self._since_plain += 1
         times = self._plain[-1].seconds / trial.seconds if math.isfinite(trial.seconds) else 0.0
         losses = compare_losses([one.losses for one in self._plain], trial.losses)
@@ -148,8 +150,8 @@ class Search:
             self._plain.append(trial)
         return trial
 
-    def _trial(self, setting: Setting) -> Trial:
-        trial = self._run(setting)
+    def _trial(self, setting: Setting, *, lost_s: float = math.inf) -> Trial:
+        trial = self._run(setting, lost_s)
         self.trials.append(trial)
         return trial
 

@@ -27,7 +27,6 @@ from stoker.watch.inside.guard import VARIABLE as OVERWRITE
 from stoker.watch.runs.batches import SETTLE
 from stoker.watch.window import StepWindow, Window
 
-_SLOWER = 1.3  # times the unchanged window: a trial that takes longer has lost
 _PATIENCE_S = 30.0  # beyond twice the usual start, in which no step ends
 _TEXT = 300
 
@@ -64,7 +63,7 @@ class Trial:
         return {**asdict(self), "setting": dict(self.setting), "seconds": finite}
 
 
-SLOWER = f"ended early: more than {_SLOWER:.1f} times as slow"
+SLOWER = "ended early: it was much slower"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,15 +90,15 @@ class Bench:
         except BadInputError:
             return Recording(title="", wall_s=0.0, ended=_tail(folder), ranks=(), gpus=(), hosts=())
 
-    def run(self, setting: Setting, span: Span, *, usual_s: float, start_s: float) -> Trial:
-        """One window of those steps; `usual_s` is what they take unchanged, `start_s` the time before."""
+    def run(self, setting: Setting, span: Span, *, lost_s: float, usual_s: float, start_s: float) -> Trial:
+        """One window of those steps, ended early after `lost_s`; unchanged they take `usual_s`, after `start_s`."""
         self.count += 1
         folder, began = self.folder / f"trial-{self.count:02}", time.monotonic()
         window = StepWindow(
             folder,
             steps=span.last,
             settle=span.settle,
-            slowest_s=_SLOWER * usual_s + 1.0,
+            slowest_s=lost_s + 1.0,
             silent_s=2 * start_s + 2 * usual_s + _PATIENCE_S,
         )
         code = self._watched(folder, setting, window)

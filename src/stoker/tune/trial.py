@@ -91,7 +91,7 @@ class Bench:
             return Recording(title="", wall_s=0.0, ended=_tail(folder), ranks=(), gpus=(), hosts=())
 
     def run(self, setting: Setting, span: Span, *, lost_s: float, usual_s: float, start_s: float) -> Trial:
-        """One window of those steps, ended early after `lost_s`; unchanged they take `usual_s`, after `start_s`."""
+        """One window of those steps, given up after `lost_s`; unchanged they take `usual_s`."""
         self.count += 1
         folder, began = self.folder / f"trial-{self.count:02}", time.monotonic()
         window = StepWindow(

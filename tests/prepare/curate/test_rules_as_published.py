@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from made_documents import documents
 
+from stoker.prepare.curate.pieces import count_sentences, words
 from stoker.prepare.curate.rules import C4, FineWeb, GopherQuality, GopherRepetition
 
 RECORDED = Path(__file__).with_name("datatrove.json")
@@ -79,3 +80,26 @@ def test_the_verdicts_are_datatroves_on_twenty_thousand_documents() -> None:
 def test_odd_texts_have_a_verdict(step: Any, text: str) -> None:
     assert isinstance(step.fault(text), str)
     assert isinstance(C4().edited(text)[1], str)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("They don't say (U.S. $5km) hello...", "They do n't say ( U.S. $ 5 km ) hello ..."),
+        ("I'm Dr. Who's son, 10:30 a.m.; 3am", "I 'm Dr. Who 's son , 10:30 a.m. ; 3 am"),
+        ("if (x[0]):  y=a-b; f(x).y", "if ( x[0 ] ): y = a - b ; f(x).y"),
+        ("see https://a.org/x?y=1, mail a@b.org.", "see https://a.org/x?y=1 , mail a@b.org ."),
+        ("서울의 봄。다음 문장.", "서울의 봄。다음 문장 ."),
+        ("well its hell, cannot wont", "well its hell , can not wo nt"),
+    ],
+)
+def test_words_are_spacys(text: str, wanted: str) -> None:
+    assert words(text) == wanted.split()
+
+
+def test_a_million_brackets_are_parted_in_no_time() -> None:
+    assert len(words("(" * 1_000_000)) == 1_000_000
+
+
+def test_a_sentence_ends_where_no_abbreviation_does() -> None:
+    assert count_sentences("Dr. Who came. He went! (Why?) Nobody knows... no", most=9) == 4

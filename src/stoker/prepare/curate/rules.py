@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from stoker.prepare.curate.words import words
+from stoker.prepare.curate.pieces import count_sentences, words
 
 _GOPHER_STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _MARKS = frozenset(
@@ -225,7 +225,6 @@ def _repeated_chars(hashes: Sequence[int], ends: Sequence[int], size: int) -> in
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-_SENTENCE = re.compile(r"[.!?…。！？｡।॥؟۔]+[\"'”’)\]»]*\s+(?=\S)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,7 +269,8 @@ class C4:
                 return text, "curly_bracket"
             if self.policy and any(phrase in low for phrase in _POLICY):
                 continue
-            sentences += 1 + len(_SENTENCE.findall(line))
+            if sentences < self.min_sentences:
+                sentences += count_sentences(line, most=self.min_sentences)
             kept.append(line)
         if sentences < self.min_sentences:
             return text, "too_few_sentences"

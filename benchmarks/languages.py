@@ -18,7 +18,6 @@ from pathlib import Path
 
 from found_texts import manuals, messages, programs
 from kept_runs import keep
-
 from stoker.prepare.curate import language
 
 HERE = Path(__file__).parent
@@ -68,7 +67,7 @@ def labelled() -> list[tuple[str, str]]:
 
 
 def alone(text: str) -> str:
-    score, label = language._first(language._model().predict(" ".join(text.split()), 1))
+    _, label = language._first(language._model().predict(" ".join(text.split()), 1))
     return label.removeprefix("__label__")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.load.prefetch.tune import Limits, Seen, Setting, Tuner, next_setting
+from stoker.load.prefetch.tune import Limits, Seen, Setting, Trial, Tuner, next_setting
 
 LIMITS = Limits(depth=8, readers=4)
 
@@ -68,6 +68,31 @@ def test_busy_cores_are_not_given_more_readers_than_cores():
     readers, tuner = storage(wide(), latency_s=0.0001, cpu_s=0.01)
     assert readers == 2
     assert tuner.limit == "cores: reading and verifying keep 2 busy"
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_readers_that_do_not_read_faster_are_taken_back(cores):
+    """Memory gives what it gives, however many ask, and no core is busy all the time."""
+    readers, tuner = storage(wide(cores=cores), latency_s=0.001, most=900, seconds=60)
+    assert readers == 2
+    assert tuner.limit == "readers: more at once did not bring more"
+    assert sum(choice.setting.readers > 4 for choice in tuner.history()) == 0
+
+
+def test_readers_that_one_lucky_look_let_grow_are_given_back():
+    tuner = wide(cores=16)
+    tuner.setting = Setting(depth=2, readers=32)
+    tuner._fewer_in = 0
+    readers, _ = storage(tuner, latency_s=0.001, most=900, seconds=300)
+    assert readers == 2
+
+
+def test_readers_that_take_the_waits_away_stay_though_a_slow_loop_comes_no_faster():
+    now, before = Setting(depth=2, readers=4), Setting(depth=2, readers=2)
+    seen = Seen(wall_s=1.0, consumer_s=0.1, reading_s=0.9, full_s=0.1, groups=100)
+    better = Seen(wall_s=1.0, consumer_s=0.01, reading_s=0.5, full_s=0.1, groups=104)
+    trial = Trial(before=before, seen=seen)
+    assert next_setting(now, better, limits=LIMITS, calm=0, trial=trial) == (now, "")
 
 
 def test_the_wait_in_all_is_known():

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import BadShardError
+from stoker.load.assembly.boundaries import Boundaries, boundaries
 from stoker.load.assembly.gather import Gathering, rows_of
-from stoker.load.assembly.rows import Array, Batch, Buffers, Later, Rows, split
+from stoker.load.assembly.rows import Array, Batch, Buffers, Later, Rows
 from stoker.load.ordering.draw import Draw
 from stoker.load.ordering.plan import Task
 from stoker.load.reading.chunks import Chunk
@@ -77,6 +78,7 @@ class WindowAssembler:
         self._at_once = at_once
         self._dtype, self._labels, self._documents = dtype, labels, documents
         self._buffers = Buffers()
+        self._beside: dict[str, Buffers] = {}
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
@@ -116,20 +118,19 @@ class WindowAssembler:
         return self._wrap(tokens)
 
     def _batches(self, task: Task, draw: Draw, tokens: Any) -> Sequence[Batch]:  # an array, or a tensor
-        columns, extras = self._columns(tokens), {}
+        columns, seams = self._columns(tokens), None
         if self._documents:
-            starts = self._document_starts(draw)
-            extras = documents_of(starts[:, :-1])
-            columns.update((name, self._wrap(ids)) for name, ids in extras.items())
+            seams = self._boundaries(draw)
+            columns.update((name, self._wrap(ids)) for name, ids in seams.ids(self._beside).items())
             if self._labels:  # none is predicted from the document before
-                first = starts[:, 1:] if self._labels == "next" else starts[:, :-1]
+                first = seams.first_labels(ahead=self._labels == "next")
                 columns["labels"] = self._ignored(columns["labels"], first)
         if task.real is not None:
             columns["real"] = self._wrap(task.real)
         rows = Rows(columns, self._batch_size)
-        if not extras:
+        if seams is None:
             return rows
-        bounds = map(cu_seqlens, split(extras["position_ids"], self._batch_size))
+        bounds = seams.cu_seqlens(self._batch_size)
         return [{**batch, "cu_seqlens": self._wrap(each)} for batch, each in zip(rows, bounds, strict=True)]
 
     def _columns(self, tokens: Any) -> dict[str, Any]:
@@ -150,24 +151,36 @@ class WindowAssembler:
         self.skipped += int((~good).sum())
         return next_good(good)
 
-    def _ignored(self, labels: Any, where: Array) -> Any:
-        plain = labels.numpy() if hasattr(labels, "numpy") else labels
-        copied = np.array(plain, np.int64)
+    def _ignored(self, labels: Any, where: tuple[Integers, Integers]) -> Any:
+        copied = self._beside.setdefault("labels", Buffers()).take(labels.shape, np.dtype(np.int64))
+        copied[...] = labels.numpy() if hasattr(labels, "numpy") else labels
         copied[where] = IGNORED
         return self._wrap(copied)
 
-    def _document_starts(self, draw: Draw) -> Array:
-        """Which tokens of each row are the first of a document, [rows, seq_len + 1]."""
+    def _boundaries(self, draw: Draw) -> Boundaries:
+        """Where documents begin in these rows, and in the token behind each."""
         assert self._documents is not None
-        starts_here = np.zeros((len(draw), self._layouts[0].seq_len + 1), bool)
+        cells = self._layouts[0].seq_len
+        found: list[tuple[Integers, Integers]] = []
         for which, mine, part in by_dataset(draw):
             layout, documents = self._layouts[which], self._documents[which]
-            shards, tokens = layout.shard_of(part.sample), layout.token_in_shard(part.sample)
+            rows, shards, tokens = (
+                np.arange(len(draw))[mine],
+                layout.shard_of(part.sample),
+                layout.token_in_shard(part.sample),
+            )
             for shard in np.unique(shards).tolist():
                 bounds = documents.bounds(shard) // layout.dtype.itemsize
-                here = shards == shard
-                _mark_starts(starts_here, np.arange(len(draw))[mine][here], tokens[here], bounds)
-        return starts_here
+                here = np.flatnonzero(shards == shard)
+                low = np.searchsorted(bounds, tokens[here], side="left")
+                high = np.searchsorted(bounds, tokens[here] + cells + 1, side="left")
+                found.append(
+                    (
+                        np.repeat(rows[here], high - low),
+                        bounds[ragged(low, high - low)] - np.repeat(tokens[here], high - low),
+                    )
+                )
+        return boundaries(found, rows=len(draw), cells=cells)
 
 
 def _is_of_one_dataset(draw: Draw) -> bool:
@@ -199,28 +212,6 @@ def places_of(layout: Windows, draw: Draw, held: Sequence[Chunk], slot_bytes: in
         rows = np.flatnonzero(in_pieces[draw.chunk])
         places[rows] += layout.gaps_before(draw.rows(rows))
     return places
-
-
-def _mark_starts(marks: Array, rows: Integers, tokens: Integers, bounds: Integers) -> None:
-    low = np.searchsorted(bounds, tokens, side="left")
-    high = np.searchsorted(bounds, tokens + marks.shape[1], side="left")
-    row, bound = np.repeat(np.arange(len(rows)), high - low), ragged(low, high - low)
-    marks[rows[row], bounds[bound] - tokens[row]] = True
-
-
-def documents_of(starts_here: Array) -> dict[str, Array]:
-    """Document and position ids from marks where documents start."""
-    columns = np.arange(starts_here.shape[1])
-    latest = np.maximum.accumulate(np.where(starts_here, columns, 0), axis=1)
-    ids = np.cumsum(starts_here, axis=1)
-    return {"document_ids": ids - ids[:, :1], "position_ids": columns - latest}
-
-
-def cu_seqlens(position_ids: Array) -> Array:
-    """Where each document of a batch starts when its rows are laid end to end, and the end: what
-    block-diagonal attention kernels take."""
-    starts = np.flatnonzero(position_ids.reshape(-1) == 0)
-    return np.append(starts, position_ids.size).astype(np.int32)
 
 
 def ragged(starts: Integers, lengths: Integers) -> Integers:

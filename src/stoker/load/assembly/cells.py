@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.load.assembly.batch import IGNORED, documents_of, ragged
+from stoker.load.assembly.batch import IGNORED, ragged
 from stoker.load.assembly.rows import Array
 from stoker.mixing import Integers
 from stoker.native import native
@@ -111,7 +111,7 @@ class Filling:
         starts[:, 0] = True
         columns = {"input_ids": ids}
         if self.apart:
-            columns.update(documents_of(starts[:, :-1]))
+            columns.update(_documents_of(starts[:, :-1]))
         else:
             columns["attention_mask"] = filled.astype(np.int64)
         if self.labels == "next":
@@ -120,6 +120,14 @@ class Filling:
             is_label = filled & ~starts[:, :-1] if self.apart else filled
             columns["labels"] = np.where(is_label, ids.astype(np.int64), IGNORED)
         return columns
+
+
+def _documents_of(starts_here: Array) -> dict[str, Array]:
+    """Document and position ids from marks where documents start."""
+    columns = np.arange(starts_here.shape[1])
+    latest = np.maximum.accumulate(np.where(starts_here, columns, 0), axis=1)
+    ids = np.cumsum(starts_here, axis=1)
+    return {"document_ids": ids - ids[:, :1], "position_ids": columns - latest}
 
 
 def _some(laid: Laid, parts: slice) -> Laid:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.load.assembly.batch import by_dataset, cu_seqlens, ignore, next_good, untouched
+from stoker.load.assembly.batch import by_dataset, ignore, next_good, untouched
 from stoker.load.assembly.cells import Filling, Laid
 from stoker.load.assembly.rows import Array, Batch, Buffers, Rows
 from stoker.load.ordering.draw import Draw
@@ -127,11 +127,18 @@ class DocumentAssembler:
         )
         (filled,) = self._filling.fill(laid, [(0, len(packed.row), packed.rows, self._seq_len)])
         batches = Rows(filled, self._batch_size)
-        return [{**batch, "cu_seqlens": cu_seqlens(batch["position_ids"])} for batch in batches]
+        return [{**batch, "cu_seqlens": _cu_seqlens(batch["position_ids"])} for batch in batches]
 
     def _empty(self, name: str, cells: int, dtype: np.dtype[Any]) -> Array:
         """Memory that was used before is there already."""
         return self._buffers.setdefault(name, Buffers()).take((cells,), dtype)
+
+
+def _cu_seqlens(position_ids: Array) -> Array:
+    """Where each document of a batch starts when its rows are laid end to end, and the end: what
+    block-diagonal attention kernels take."""
+    starts = np.flatnonzero(position_ids.reshape(-1) == 0)
+    return np.append(starts, position_ids.size).astype(np.int32)
 
 
 def _shifts(held: Sequence[Chunk], chunk: Integers, shards: Integers) -> Integers:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stoker.load.assembly.batch import IGNORED, WindowAssembler, by_dataset, places_of
-from stoker.load.assembly.rows import Array, Batch
+from stoker.load.assembly.rows import Batch
 from stoker.load.device.pinned import PageCache
 from stoker.load.device.pump import Rings
 from stoker.load.device.streams import Device
@@ -25,6 +25,7 @@ from stoker.load.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_thread
 from stoker.load.reading.cufile import Opened
 from stoker.load.reading.engines import Bytes
 from stoker.load.reading.layout import Piece, Windows
+from stoker.mixing import Integers
 
 
 class DeviceStore:
@@ -216,8 +217,10 @@ class DeviceWindows(WindowAssembler):
         self._store.gathered(held, self._store.device.mark())
         return tokens
 
-    def _ignored(self, labels: torch.Tensor, where: Array) -> torch.Tensor:
-        return labels.long().masked_fill(self._wrap(where), IGNORED)
+    def _ignored(self, labels: torch.Tensor, where: tuple[Integers, Integers]) -> torch.Tensor:
+        ignored = np.zeros(tuple(labels.shape), bool)
+        ignored[where] = True
+        return labels.long().masked_fill(self._wrap(ignored), IGNORED)
 
     def _on_device(self, layout: Windows, draw: Draw, held: Sequence[Chunk]) -> torch.Tensor:
         store, width = self._store, layout.seq_len + 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import DefaultToRun
-from stoker.cli.values import choice, existing, given_path, json_option, size
+from stoker.cli.values import Finite, choice, existing, given_path, json_option, size
 from stoker.errors import BadShardError, UsageError
 from stoker.formats.sizes import counted
 from stoker.machine.allowed import usable_cores
@@ -48,10 +48,11 @@ def command() -> None:
 @click.option("--out", required=True, metavar="URL", help="Folder or object-store prefix for the dataset.")
 @click.option(
     "--tokenizer",
-    required=True,
+    default="",
     metavar="NAME",
-    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING.",
+    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING. Text needs one; of media it takes captions.",
 )
+@choice("--kind", among=["auto", "text", "media"], help="What sources hold; auto looks at them.")
 @click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
@@ -78,7 +79,7 @@ def command() -> None:
     "--near-dedup",
     type=float,
     metavar="SIMILARITY",
-    help="Also drop near copies: documents this similar (0.8, say) to another.  [default: the recipe's]",
+    help="Also drop near copies: documents, or images, this similar (0.8; 0.9) to another.  [default: the recipe's]",
 )
 @click.option(
     "--curate",
@@ -121,7 +122,37 @@ def command() -> None:
     help="When a fast engine differs from the reference: stop, or start again with the reference.",
 )
 @choice(
-    "--on-error", among=["stop", "skip"], help="When a record cannot be read: stop, or skip and count it."
+    "--on-error",
+    among=["stop", "skip", "keep"],
+    help="When a record cannot be read: stop, or skip and count it; keep, of media, what does not decode.",
+)
+@choice(
+    "--labels",
+    among=["auto", "folders", "none"],
+    help="Media: folders are classes; auto: where all lie in some and none has a caption.",
+)
+@choice("--check", among=["decode", "header"], help="Media: decode every image, or look at headers alone.")
+@click.option("--longest-side", default=0, metavar="PIXELS", help="Media: make larger images so large.")
+@click.option("--shortest-side", default=0, metavar="PIXELS", help="Media: the same, by the shorter side.")
+@click.option(
+    "--jpeg-quality",
+    default=0,
+    metavar="1-100",
+    help="Media: encode JPEGs anew where that shrinks them.  [default: 95 for what is resized]",
+)
+@click.option("--min-side", default=0, metavar="PIXELS", help="Media: drop images with a shorter side.")
+@click.option(
+    "--max-aspect",
+    type=Finite(min=0),
+    default=0.0,
+    metavar="RATIO",
+    help="Media: drop longer, thinner images.",
+)
+@click.option(
+    "--max-pixels",
+    default=178_956_970,
+    show_default=True,
+    help="Media: refuse larger images before any memory is taken.",
 )
 @click.option(
     "--max-document-size",
@@ -261,6 +292,7 @@ def merge(folder: Path) -> None:
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     from stoker.prepare.curate.recipe import read_recipe, with_flags
+    from stoker.prepare.media.recipe import MediaOptions
     from stoker.prepare.plan import Options
     from stoker.prepare.sources.documents import Reading
 
@@ -269,6 +301,7 @@ def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     return Options(
         sources=sources,
         reading=Reading(**_chosen(Reading, given)),
+        media=MediaOptions(**_chosen(MediaOptions, given)),
         curation=recipe.curation,
         near_dedup=recipe.near_dedup if given["near_dedup"] is None else given["near_dedup"],
         shuffle=not given["no_shuffle"],

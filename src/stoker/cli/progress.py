@@ -52,7 +52,7 @@ class Progress:
         self.note(
             f"{counted(len(plan.sources), 'source')}, {plan.bytes / 1e6:,.1f} MB, "
             f"{counted(len(plan.splits), 'task')}, "
-            f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}, plan {plan.digest[:16]}"
+            f"{_engine(plan)}, plan {plan.digest[:16]}"
         )
 
     def stage(self, name: str, *, total: int, done: int) -> None:
@@ -98,3 +98,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
+
+
+def _engine(plan: Plan) -> str:
+    if plan.tokenizer:
+        return f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}"
+    return plan.media.engine if plan.media else ""

@@ -96,6 +96,25 @@ class TarWriter:
         self._keys.append(name)
         self._starts.append(len(self._rows))
 
+    def stream(self, key: str, members: Iterable[tuple[str, int, Iterable[bytes]]]) -> None:
+        """Append one sample whose members, each of a size that is known, come in blocks."""
+        name = key.encode()
+        for suffix, size, blocks in members:
+            number = self._suffixes.setdefault(suffix, len(self._suffixes))
+            if number >= _MOST_SUFFIXES:
+                raise BadShardError(
+                    f"a shard would hold over {_MOST_SUFFIXES:,} kinds of members, the last is {suffix!r}",
+                    hint="a name's kind is what follows its first dot: put what tells samples apart before that",
+                )
+            self._rows.append((number, self._at + BLOCK, size))
+            self._sink.write(header(name + b"." + suffix.encode(), size))
+            for block in blocks:
+                self._sink.write(block)
+            self._sink.write(bytes(-size % BLOCK))
+            self._at += BLOCK + size + -size % BLOCK
+        self._keys.append(name)
+        self._starts.append(len(self._rows))
+
     def close(self) -> TarIndex:
         """End the archive: two empty blocks, padded to tar's 10 KiB record."""
         self._sink.write(bytes(2 * BLOCK + -(self._at + 2 * BLOCK) % (20 * BLOCK)))

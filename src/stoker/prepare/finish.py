@@ -33,6 +33,7 @@ from stoker.prepare.writer import Shard
 from stoker.storage import Store, is_local, join_url, local_path, named_errors, open_store, sync_folder
 
 STATISTICS_NAME = "statistics.json"
+CLASSES_NAME = "classes.json"  # the names of classes: a sample's `.cls` is a place in this list
 
 _FAILURES_SHOWN = 3
 _AGAIN = "the same command does what is missing, and only that"
@@ -89,6 +90,8 @@ def finish(job: Job) -> Prepared:
     _check_delivered(job, manifest)
     if job.plan.family == "huggingface":
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
+    if job.plan.media and job.plan.media.classes:
+        store.write(CLASSES_NAME, (json.dumps(job.plan.media.classes, indent=1) + "\n").encode())
     manifest = write_manifest(store, manifest, blocks=blocks)
     clean_up(job)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
@@ -108,7 +111,7 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     manifest = Manifest(
         format=plan.format,
         shards=tuple(shard.record for shard in shards),
-        dtype=plan.dtype.name,
+        dtype=plan.dtype.name if plan.tokenizer else "",
         compression="zstd" if plan.zstd else "",
         tokenizer=plan.tokenizer,
         shuffled=plan.shuffle,

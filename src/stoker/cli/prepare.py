@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import DefaultToRun
-from stoker.cli.values import Finite, choice, existing, given_path, json_option, size
+from stoker.cli.media import media_options
+from stoker.cli.values import choice, existing, given_path, json_option, size
 from stoker.errors import BadShardError, UsageError
 from stoker.formats.sizes import counted
 from stoker.machine.allowed import usable_cores
@@ -50,7 +51,7 @@ def command() -> None:
     "--tokenizer",
     default="",
     metavar="NAME",
-    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING. Text needs one; of media it takes captions.",
+    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING. Media needs none: for captions.",
 )
 @choice("--kind", among=["auto", "text", "media"], help="What sources hold; auto looks at them.")
 @click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
@@ -79,7 +80,7 @@ def command() -> None:
     "--near-dedup",
     type=float,
     metavar="SIMILARITY",
-    help="Also drop near copies: documents, or images, this similar (0.8; 0.9) to another.  [default: the recipe's]",
+    help="Also drop near copies: documents (0.8, say) or images (0.9) this similar.  [default: the recipe's]",
 )
 @click.option(
     "--curate",
@@ -126,34 +127,7 @@ def command() -> None:
     among=["stop", "skip", "keep"],
     help="When a record cannot be read: stop, or skip and count it; keep, of media, what does not decode.",
 )
-@choice(
-    "--labels",
-    among=["auto", "folders", "none"],
-    help="Media: folders are classes; auto: where all lie in some and none has a caption.",
-)
-@choice("--check", among=["decode", "header"], help="Media: decode every image, or look at headers alone.")
-@click.option("--longest-side", default=0, metavar="PIXELS", help="Media: make larger images so large.")
-@click.option("--shortest-side", default=0, metavar="PIXELS", help="Media: the same, by the shorter side.")
-@click.option(
-    "--jpeg-quality",
-    default=0,
-    metavar="1-100",
-    help="Media: encode JPEGs anew where that shrinks them.  [default: 95 for what is resized]",
-)
-@click.option("--min-side", default=0, metavar="PIXELS", help="Media: drop images with a shorter side.")
-@click.option(
-    "--max-aspect",
-    type=Finite(min=0),
-    default=0.0,
-    metavar="RATIO",
-    help="Media: drop longer, thinner images.",
-)
-@click.option(
-    "--max-pixels",
-    default=178_956_970,
-    show_default=True,
-    help="Media: refuse larger images before any memory is taken.",
-)
+@media_options
 @click.option(
     "--max-document-size",
     "max_document_bytes",

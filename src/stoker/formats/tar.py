@@ -25,6 +25,7 @@ from stoker.formats.sizes import counted
 BLOCK = 512
 _NAME_LIMIT = 100
 _MOST_SUFFIXES = 1 << 16  # the index has two bytes for each
+_KINDS = "a name's kind is what follows its first dot: put what tells samples apart before that"
 _ANY_BYTES = "surrogateescape"  # names may hold bytes that are no UTF-8; tarfile reads them so, too
 _TEMPLATE = bytearray(BLOCK)
 _TEMPLATE[100:108] = b"0000444\x00"  # mode: read-only for everyone, as webdataset's writer has it
@@ -104,7 +105,7 @@ class TarWriter:
             if number >= _MOST_SUFFIXES:
                 raise BadShardError(
                     f"a shard would hold over {_MOST_SUFFIXES:,} kinds of members, the last is {suffix!r}",
-                    hint="a name's kind is what follows its first dot: put what tells samples apart before that",
+                    hint=_KINDS,
                 )
             self._rows.append((number, self._at + BLOCK, size))
             self._sink.write(header(name + b"." + suffix.encode(), size))
@@ -142,7 +143,7 @@ def scan(file: BinaryIO, *, name: str) -> TarIndex:
         if number >= _MOST_SUFFIXES:
             raise BadShardError(
                 f"{name} has over {_MOST_SUFFIXES:,} kinds of members, the last is {suffix!r}",
-                hint="a name's kind is what follows its first dot: put what tells samples apart before that",
+                hint=_KINDS,
             )
         if number in of_sample:
             raise BadShardError(

@@ -28,6 +28,7 @@ from stoker.manifest import NAME as MANIFEST_NAME
 from stoker.manifest import FileRecord, Manifest, find_manifest, is_absent, write_manifest
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import TOKENIZER_NAME, Job
+from stoker.prepare.media.looks import copies_told
 from stoker.prepare.plan import Plan
 from stoker.prepare.writer import Shard
 from stoker.storage import Store, is_local, join_url, local_path, named_errors, open_store, sync_folder
@@ -77,6 +78,8 @@ def finish(job: Job) -> Prepared:
     statistics = Statistics(order=job.plan.steps)
     for result in (*job.results("map"), *results):
         statistics.add(Statistics.from_plain(result["statistics"]))
+    if job.plan.media:
+        statistics.media.update(copies_told(job))
     store = open_store(job.plan.out)
     store.write(STATISTICS_NAME, (json.dumps(statistics.to_plain(), indent=1) + "\n").encode())
     if not statistics.documents_out:

@@ -158,7 +158,7 @@ class Plan:
     def steps(self) -> list[str]:
         """What documents pass, by name, for statistics."""
         meeting = {"duplicates": self.dedup, "near_duplicates": bool(self.near_dedup)}
-        named = [ask.step for ask in self.curation.steps]
+        named = ["media"] if self.media else [ask.step for ask in self.curation.steps]
         return list(dict.fromkeys([*named, *(step for step, asked in meeting.items() if asked)]))
 
     @property

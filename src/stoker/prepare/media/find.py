@@ -1,7 +1,7 @@
 """Media discovery: whether names hold media or text, and what samples there are in them.
 
-A name holds media if most of what it holds is: loose files count by themselves, a table or tar by its first one
-of that kind. Captions beside an image are part of it.
+A name holds media if most of what it holds is: loose files count by themselves, a table or tar as the first
+one of that kind. Captions beside an image are part of it.
 """
 
 from __future__ import annotations
@@ -165,14 +165,12 @@ def _tell(listing: Listing, say: Callable[[str], None]) -> None:
     classes = {sample.label for sample in listing.samples} - {""}
     told = ", ".join(counted(count, f"{kind} file") for kind, count in kinds.most_common())
     captions = f", {listing.captioned:,} with captions" if listing.captioned else ""
-    labels = f" in {counted(len(classes), 'class').replace('classs', 'classes')} by folder" if classes else ""
+    labels = f" in {counted(len(classes), 'class folder')}" if classes else ""
     say(f"{listing.base}: media, not text: {told}{labels}{captions}")
     if listing.alone:
         kinds = Counter(PurePosixPath(path).suffix or PurePosixPath(path).name for path in listing.alone)
         some = ", ".join(sorted(kinds)[:_SHOWN]) + (", ..." if len(kinds) > _SHOWN else "")
-        say(
-            f"{listing.base}: {counted(len(listing.alone), 'file')} that belong to no sample left out ({some})"
-        )
+        say(f"{listing.base}: {counted(len(listing.alone), 'file')} in no sample left out ({some})")
 
 
 def _held(name: str, look: Look) -> _Name:
@@ -240,15 +238,12 @@ def _of_entries(name: str, base: str, entries: list[Entry], look: Look) -> _Name
             f"{base} is a source and --out at once", hint="choose another --out; it may be a folder inside"
         )
     seen = [one for one in entries if not (look.out and join_url(base, one.path).startswith(f"{look.out}/"))]
-    listing = list_samples(base, [one for one in seen if not _table_kind(one.path)])
+    loose = list_samples(base, [one for one in seen if not _table_kind(one.path)])
     of_tables = [one for one in seen if _table_kind(one.path)]
     sources = look.sources(base, of_tables)
-    if listing.samples:
-        texts = sum(look.is_text(path) for path in listing.alone)
-    else:
-        listing, texts = None, sum(look.is_text(one.path) for one in seen)
+    texts = sum(look.is_text(path) for path in loose.alone)
     held = _of_tables(name, sources, texts=texts)
-    return replace(held, listing=listing)
+    return replace(held, listing=loose if loose.samples else None)
 
 
 def _of_tables(name: str, sources: list[Source], *, texts: int) -> _Name:

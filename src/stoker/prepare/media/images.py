@@ -93,7 +93,7 @@ class Darkroom:
 
     def _made(self, data: bytes, image: Any, among: int) -> Made:
         options, suffix = self._options, _suffix(image.format)
-        _check_pixels(*image.size, options.max_pixels)
+        _check_pixels(image.width, image.height, options.max_pixels)
         orientation = image.getexif().get(_ORIENTATION, 1)
         is_turned = orientation in _TURNED
         width, height = image.size[::-1] if is_turned and orientation > 4 else image.size
@@ -200,7 +200,7 @@ def _check_pixels(width: int, height: int, most: int) -> None:
 def _check_webp(data: bytes, most: int) -> None:
     """Pillow reserves the canvas of a WebP when it opens it: look at the header first."""
     if data[8:16] == b"WEBPVP8X" and len(data) >= 30:
-        width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+        width, height = [int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)]
         _check_pixels(width, height, most)
 
 

@@ -32,7 +32,7 @@ def suffix_of(path: str) -> str:
 
 
 def kind_of(suffix: str) -> str:
-    """`image`, `audio` or `video` of a member's suffix, which may have dots in it; empty for anything else."""
+    """`image`, `audio` or `video` of a member's suffix, which may have dots in it; else nothing."""
     return _KINDS.get(suffix.rpartition(".")[2].lower(), "")
 
 

@@ -6,6 +6,7 @@ NAME.jsonl, one a line, and where each line starts in NAME.u64; the source's ver
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ class Listing:
     def captioned(self) -> int:
         return sum(any(not kind_of(suffix_of(file.path)) for file in one.files) for one in self.samples)
 
-    def lines(self) -> list[bytes]:
+    def lines(self) -> list[builtins.bytes]:
         return [_line(sample) for sample in self.samples]
 
     @property
@@ -54,8 +55,8 @@ class Listing:
 
 
 def list_samples(base: str, entries: Sequence[Entry]) -> Listing:
-    """Group files by folder and stem: media with the captions of their name. Two of one kind (a.jpg, a.png) are
-    two samples; an image and a sound of one name are one."""
+    """Group files by folder and stem: media with the captions of their name. Two of one kind (a.jpg, a.png)
+    are two samples; an image and a sound of one name are one."""
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         path = PurePosixPath(entry.path)

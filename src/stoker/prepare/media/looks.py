@@ -17,7 +17,7 @@ from stoker.prepare.job import Job
 from stoker.prepare.media.recipe import HASH_BITS
 from stoker.prepare.media.spill import LOOK
 from stoker.prepare.neardup import clusters, later_copies
-from stoker.prepare.shuffle import KEYS
+from stoker.prepare.shuffle import KEYS, Table
 
 Numbers = npt.NDArray[np.uint64]
 Looks = npt.NDArray[np.void]  # rows of LOOK
@@ -59,8 +59,26 @@ def cluster_looks(job: Job, number: int) -> None:
     complete_list(job, "cluster", number, np.sort(some["location"][order][~stays]), across_classes=across)
 
 
+def copies_told(job: Job) -> dict[tuple[str, str], int]:
+    """What a user should know of copies: samples that share their media and not their label or caption, and
+    near copies that lay in several classes."""
+    runs = job.runs(epoch=0)
+    digests = np.concatenate([np.zeros((0, 2), np.uint64), *(_digests(run.table()) for run in runs)])
+    media = np.unique(digests, axis=0)[:, 0]
+    _, counts = np.unique(media, return_counts=True)
+    told = {
+        "same media, other label or caption": int(counts[counts > 1].sum()),
+        "near copies in other classes": sum(one.get("across_classes", 0) for one in job.results("cluster")),
+    }
+    return {("copies", what): count for what, count in told.items() if count}
+
+
+def _digests(table: Table) -> Numbers:
+    return np.stack([table["high"], table["low"]], axis=1)
+
+
 def near_pairs(values: Numbers, *, part: int, bits: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Places of pairs of different hashes that differ in at most so many bits, among those that share a part."""
+    """Places of pairs of hashes that differ in at most so many bits, among those that share a part."""
     low, high = (HASH_BITS * side // (bits + 1) for side in (part, part + 1))
     shared = (values >> np.uint64(low)) & np.uint64((1 << (high - low)) - 1)
     order = np.argsort(shared, kind="stable")

@@ -38,7 +38,7 @@ class MediaOptions:
             raise UsageError(
                 f"sides of {', '.join(map(str, sides))}, {self.max_pixels} pixels and a quality of "
                 f"{self.jpeg_quality} make no sense",
-                hint="give sides and pixels of 1 or more, and a --jpeg-quality of 1 to 100 (most use 85 to 95)",
+                hint="give sides and pixels of 1 or more, and a --jpeg-quality of 1 to 100 (85, say)",
             )
         if self.max_aspect and not self.max_aspect >= 1:
             raise UsageError(
@@ -82,6 +82,6 @@ def near_bits(similarity: float) -> int:
     if not 0.8 <= similarity <= 1:
         raise UsageError(
             f"--near-dedup {similarity} is no similarity of images",
-            hint="give 0.8 to 1: the share of equal bits of two perceptual hashes; 0.9 allows 6 of 64 to differ",
+            hint="give 0.8 to 1, the share of equal bits of two hashes: with 0.9 may 6 of 64 differ",
         )
     return int((1 - similarity) * HASH_BITS + 1e-9)

@@ -1,7 +1,7 @@
 """Media spill: samples written once, as they come, and a table of them in the order of their keys.
 
     NAME.payload     samples back to back: a header (JSON, its length before it), then their members
-    NAME.eE.docs     one DOCUMENT row each, sorted by key: `text_start` and `text_bytes` say where its payload is
+    NAME.eE.docs     one DOCUMENT row each, sorted by key: `text_start` and `text_bytes` say where it lies
     NAME.looks       one LOOK row each in the order of the payload, where near copies are looked for
 
 Unlike texts, samples are not sorted on disk: an image is long enough to be read by itself.
@@ -22,7 +22,7 @@ from stoker.manifest import FileRecord
 from stoker.prepare.media.images import THUMB, Thumb
 from stoker.prepare.media.phash import hashes
 from stoker.prepare.media.samples import Content
-from stoker.prepare.shuffle import DOCUMENT, Table
+from stoker.prepare.shuffle import DOCUMENT
 from stoker.prepare.spill import Ordering, ScratchFile
 
 LOOK = np.dtype(

@@ -91,7 +91,7 @@ def _rows(source: Source, columns: Columns, groups: Iterator[_Group]) -> Iterato
                 for one in batch.to_pylist():
                     yield _row(source, columns, row, one)
                     row += 1
-        except (*tables.damage(), UnicodeDecodeError) as error:
+        except _damage() as error:
             tables.raise_unreadable(source.url, error)
             yield BadRecord(
                 where=f"{source.url} row {row:,}",
@@ -99,6 +99,10 @@ def _rows(source: Source, columns: Columns, groups: Iterator[_Group]) -> Iterato
                 detail=f"the file is damaged: {error}",
                 documents=max(1, group.start + group.rows - row),
             )
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    return (*tables.damage(), UnicodeDecodeError)
 
 
 def _groups(table: Any, kind: str, piece: Piece) -> Iterator[_Group]:

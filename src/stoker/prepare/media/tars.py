@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -57,13 +58,13 @@ def read_tar(source: Source, piece: Piece) -> Iterator[Read]:
 
 def holds_media(source: Source) -> bool:
     """Whether one of the first members is an image, a sound or a video."""
-    with suppress(tarfile.TarError, *decompression_errors()), open_plain(source) as file:
-        with tarfile.open(fileobj=file, mode="r|") as archive:
-            for number, member in enumerate(archive):
-                if kind_of(_split(member.name)[1]):
-                    return True
-                if number >= _PEEKED:
-                    return False
+    with (
+        suppress(tarfile.TarError, *decompression_errors()),
+        open_plain(source) as file,
+        tarfile.open(fileobj=file, mode="r|") as archive,
+    ):
+        first = itertools.islice(archive, _PEEKED)
+        return any(kind_of(_split(member.name)[1]) for member in first)
     return False
 
 
@@ -79,7 +80,7 @@ def _samples(source: Source, seen: _Seen, *, through_damage: bool) -> Iterator[R
             yield _sample(source, some)
             seen.offset = max(member.offset for member in some)
         # tarfile takes a cut-off archive for a short one: a whole one ends with an empty block
-        seen.is_cut = not through_damage and archive.fileobj.tell() == archive.offset  # type: ignore[union-attr]
+        seen.is_cut = not through_damage and archive.fileobj.tell() == archive.offset
 
 
 def _members(source: Source, archive: tarfile.TarFile, *, after: int) -> Iterator[_Member]:
@@ -87,7 +88,8 @@ def _members(source: Source, archive: tarfile.TarFile, *, after: int) -> Iterato
         stem, suffix = _split(member.name)
         if member.offset <= after or member.isdir() or not stem or not suffix:
             continue
-        content, fault = None, ""
+        fault = ""
+        content: Content | None = None
         if not member.isfile():
             fault = "a link or a device: a tar is read once, from front to back"
         elif member.size > (MOST_IMAGE_BYTES if kind_of(suffix) == "image" else HELD_BYTES):

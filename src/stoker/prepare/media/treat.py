@@ -1,4 +1,4 @@
-"""Sample treatment: every image of a sample through the darkroom, its caption tokenised, all of it counted."""
+"""Sample treatment: every image of a sample through the darkroom, its caption tokenised, all counted."""
 
 from __future__ import annotations
 
@@ -43,18 +43,8 @@ class Treatment:
 
     def treated(self, source: int, read: Iterator[Read], statistics: Statistics) -> Iterator[Treated]:
         """Samples that stay, in their order; what goes is counted under its reason."""
-        held: list[Treated] = []
-        for one in read:
-            kept = self._one(source, one, statistics)
-            if kept:
-                held.append(kept)
-            if len(held) >= _BATCH or sum(_held_bytes(one.sample) for one in held[-1:]) > HELD_BYTES // 8:
-                yield from self._tokenised(held)
-                held = []
-        yield from self._tokenised(held)
-
-    def _tokenised(self, held: list[Treated]) -> list[Treated]:
-        return self._captions.beside(held) if self._captions and held else held
+        kept = (one for one in (self._one(source, one, statistics) for one in read) if one)
+        return self._captions.beside_all(kept) if self._captions else kept
 
     def _one(self, source: int, read: Read, statistics: Statistics) -> Treated | None:
         origin = self._plan.sources[source].origin or self._plan.sources[source].url
@@ -126,7 +116,20 @@ class _Captions:
         self._marks, self._dtype = plan.marks, plan.dtype
         self._orjson = require("orjson", extra="media")
 
-    def beside(self, held: Sequence[Treated]) -> list[Treated]:
+    def beside_all(self, kept: Iterator[Treated]) -> Iterator[Treated]:
+        """In batches that memory holds."""
+        held: list[Treated] = []
+        size = 0
+        for one in kept:
+            held.append(one)
+            size += _held_bytes(one.sample)
+            if len(held) >= _BATCH or size > HELD_BYTES:
+                yield from self._beside(held)
+                held, size = [], 0
+        if held:
+            yield from self._beside(held)
+
+    def _beside(self, held: Sequence[Treated]) -> list[Treated]:
         captions = [_caption(one.sample) for one in held]
         ids, offsets = self._engine.encode(Texts.of([text or "" for text in captions]))
         made = []
@@ -146,7 +149,7 @@ class _Captions:
 
 
 def _caption(sample: Sample) -> str | None:
-    """The text of a sample: its `.txt`, or what its `.json` calls text or caption."""
+    """The text of a sample."""
     members = dict(sample.members)
     for name in ("txt", "text.txt", "caption"):
         content = members.get(name)

@@ -18,7 +18,7 @@ from stoker.prepare.media.kinds import IMAGES
 from stoker.prepare.media.recipe import QUALITY, MediaOptions
 
 # What is opened at all: none that runs another program (EPS) or holds a document (PDF, WMF).
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "MPO")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2"}
 _ENCODERS = {"jpg": "JPEG", "webp": "WEBP", "avif": "AVIF"}  # what anything else is written as is PNG
 _ORIENTATION = 0x0112
@@ -66,6 +66,8 @@ class Darkroom:
     def __init__(self, options: MediaOptions, *, thumbs: bool) -> None:
         self._options, self._thumbs = options, thumbs
         self._image: Any = require("PIL.Image", extra="media")
+        self._image.init()
+        self._formats = [name for name in _FORMATS if name in self._image.OPEN]  # AVIF is not everywhere
         self._ops: Any = require("PIL.ImageOps", extra="media")
         self._sampling: Any = require("PIL.JpegImagePlugin", extra="media").get_sampling
 
@@ -85,7 +87,7 @@ class Darkroom:
 
     def _open(self, data: bytes) -> Any:
         try:
-            return self._image.open(io.BytesIO(data), formats=_FORMATS)
+            return self._image.open(io.BytesIO(data), formats=self._formats)
         except self._image.DecompressionBombError as error:
             raise BadImageError("too_many_pixels", str(error)) from error
         except self._image.UnidentifiedImageError as error:

@@ -1,4 +1,4 @@
-"""Media shards: the same bytes from one and two workers, after kill -9, out of an object store and into it."""
+"""Media shards: the same bytes from one and two workers, after kill -9, out of a store and into it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Near copies of images: candidates by parts of their hashes, each pair confirmed by its pixels.
 
-Two hashes that differ in at most k bits share one of k + 1 parts, so that equal parts find all pairs: a task
-takes one part. A pair counts if its hashes are that near, its sides have nearly one ratio, and its pixels
-correlate. Of images that were joined the largest stays.
+Cut into k + 3 parts, two hashes that differ in at most k bits share three of them: every choice of three
+parts is a key to sort by, so that all pairs are found, and tasks share the choices. A pair counts if its
+hashes are that near, its sides have nearly one ratio, and its pixels correlate. Of images that were joined the
+largest stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from stoker.prepare.shuffle import KEYS, Table
 
 Numbers = npt.NDArray[np.uint64]
 Looks = npt.NDArray[np.void]  # rows of LOOK
+_SHARED = 3  # parts that a bucket has in common: of a million hashes few share three by chance
 _CORRELATED = 0.95  # of the grey pixels of two thumbs: scaled and encoded copies reach 0.99
 _FLAT = 2.0  # grey levels: thumbs that deviate by less have a hash of noise, and are compared by their level
 _RATIO = 0.05  # by which the sides' ratios may differ: scaled copies round
@@ -39,8 +41,7 @@ def match_looks(job: Job, number: int) -> None:
     if number == 0:  # equal hashes share every part: one task compares them
         rows = np.flatnonzero(firsts[of_first] != np.arange(len(looks)))
         found.append(_confirmed(looks, np.stack([firsts[of_first][rows], rows], axis=1)))
-    for pairs in near_pairs(looks["hash"][firsts], part=number, bits=bits):
-        found.append(_confirmed(looks, firsts[pairs]))
+    found.append(_confirmed(looks, firsts[near_pairs(looks["hash"][firsts], part=number, bits=bits)]))
     complete_list(job, "match", number, np.concatenate(found).astype(np.uint64), near=True)
 
 
@@ -77,17 +78,26 @@ def _digests(table: Table) -> Numbers:
     return np.stack([table["high"], table["low"]], axis=1)
 
 
-def near_pairs(values: Numbers, *, part: int, bits: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Places of pairs of hashes that differ in at most so many bits, among those that share a part."""
-    low, high = (HASH_BITS * side // (bits + 1) for side in (part, part + 1))
-    shared = (values >> np.uint64(low)) & np.uint64((1 << (high - low)) - 1)
-    order = np.argsort(shared, kind="stable")
-    shared, values = shared[order], values[order]
-    ends = np.searchsorted(shared, shared, "right")
-    for distance in range(1, int((ends - np.arange(len(ends))).max(initial=1))):
-        ones = np.flatnonzero(np.arange(len(ends)) + distance < ends)
-        near = bit_count(values[ones] ^ values[ones + distance]) <= bits
-        yield np.sort(np.stack([order[ones[near]], order[ones[near] + distance]], axis=1), axis=1)
+def near_pairs(values: Numbers, *, part: int, bits: int) -> npt.NDArray[np.int64]:
+    """Places of pairs of hashes that differ in at most so many bits, among those that one task looks at."""
+    found = [np.zeros((0, 2), np.int64)]
+    for mask in _masks(bits)[part :: bits + 1]:
+        shared = values & mask
+        order = np.argsort(shared, kind="stable")
+        shared, ordered = shared[order], values[order]
+        ends, ones, distance = np.searchsorted(shared, shared, "right"), np.arange(len(values)), 1
+        while len(ones := ones[ones + distance < ends[ones]]):
+            near = ones[bit_count(ordered[ones] ^ ordered[ones + distance]) <= bits]
+            found.append(np.stack([order[near], order[near + distance]], axis=1))
+            distance += 1
+    return np.unique(np.sort(np.concatenate(found), axis=1), axis=0)
+
+
+def _masks(bits: int) -> list[np.uint64]:
+    """Every three of `bits` + 3 parts of a hash: two hashes that are near share one of these choices."""
+    bounds = [HASH_BITS * part // (bits + _SHARED) for part in range(bits + _SHARED + 1)]
+    parts = [(1 << stop) - (1 << start) for start, stop in itertools.pairwise(bounds)]
+    return [np.uint64(sum(three)) for three in itertools.combinations(parts, _SHARED)]
 
 
 def bit_count(values: Numbers) -> npt.NDArray[np.int64]:

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 @click.group(cls=DefaultToRun)
 def command() -> None:
-    """Turn raw text into large, shuffled, tokenised shards.
+    """Turn raw text or media into large, shuffled shards, text tokenised.
 
     \b
     stoker prepare data/ --tokenizer tokenizer.json --out corpus/
     stoker prepare 's3://bucket/raw/*.jsonl.zst' --tokenizer gpt2 --out s3://bucket/corpus --work /scratch
+    stoker prepare photos/ --out images/
     stoker prepare verify corpus/
 
     `stoker prepare SOURCE...` is short for `stoker prepare run SOURCE...`.
@@ -60,7 +61,7 @@ def command() -> None:
 @choice(
     "--format",
     among=["megatron", "webdataset"],
-    help="Megatron .bin/.idx pairs, or WebDataset tars.",
+    help="Megatron .bin/.idx pairs, or WebDataset tars, which media always becomes.",
 )
 @click.option("--zstd", is_flag=True, help="Compress shards block by block (seekable zstd).")
 @click.option(
@@ -225,7 +226,8 @@ def report(dataset: str, html: Path | None, as_json: bool) -> None:
     manifest, statistics = read_manifest(dataset), read_statistics(dataset)
     if html:
         with new_file(html) as file:
-            file.write(curation.page(dataset, manifest, statistics).encode())
+            # names may hold bytes that are no UTF-8
+            file.write(curation.page(dataset, manifest, statistics).encode(errors="backslashreplace"))
     if as_json:
         click.echo(
             json.dumps(
@@ -342,7 +344,8 @@ def _pool(given: dict[str, Any]) -> LocalPool:
     from stoker.prepare.launch.local import LocalPool
 
     workers = given["workers"] or usable_cores()
-    return LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers"))
+    preload = ("gigatoken", "awkward", "tokenizers") if given["tokenizer"] else ("PIL.Image",)
+    return LocalPool(workers, entry=ENTRY, preload=preload)
 
 
 ENTRY = "stoker.prepare.tasks:run_task"

@@ -174,7 +174,7 @@ def submit(
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
     """Look at the sources, choose the engine, and write the plan into its folder."""
     look = look_at(lines=options.reading.lines, split=options.split, out=options.out, say=watcher.note)
-    found = find_media(options.sources, options.media, look)
+    found = find_media(options.sources, options.media, look, tokenizer=options.tokenizer)
     if found:
         check_media(options)
         tokenizer, record = _chosen_tokenizer(options, captions_of(found), watcher)

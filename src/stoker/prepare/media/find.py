@@ -66,15 +66,17 @@ class _Name:
         return len(self.listing.samples if self.listing else ()) + len(self.tables)
 
 
-def find_media(names: Sequence[str], options: MediaOptions, look: Look) -> Found | None:
-    """The media behind these names; None where they hold text."""
+def find_media(
+    names: Sequence[str], options: MediaOptions, look: Look, *, tokenizer: str
+) -> Found | None:
+    """The media behind these names; None where they hold text, which has its tokenizer."""
     if options.kind == "text":
         return None
     held = []
     for name in names:
         with named_errors("read", name):
             held.append(_held(name, look))
-    kinds = {one.name: one.media > one.texts or (options.kind == "media" and one.media > 0) for one in held}
+    kinds = {one.name: _is_mostly_media(one, options, tokenizer) for one in held}
     if not any(kinds.values()):
         if options.kind == "media":
             raise UsageError(f"{', '.join(names)} hold no media", hint="leave --kind media out for text")
@@ -87,6 +89,12 @@ def find_media(names: Sequence[str], options: MediaOptions, look: Look) -> Found
             hint="prepare them into a dataset each, or say which is meant with --kind text or --kind media",
         )
     return _found(_each_once(held), options, look)
+
+
+def _is_mostly_media(one: _Name, options: MediaOptions, tokenizer: str) -> bool:
+    if options.kind == "media" or not one.media:
+        return one.media > 0
+    return one.media > one.texts - (not tokenizer)
 
 
 def _found(held: list[_Name], options: MediaOptions, look: Look) -> Found:
@@ -188,7 +196,7 @@ def _held(name: str, look: Look) -> _Name:
         if GLOB_MARKS & set(str(path)):
             return _of_glob(name, str(path), look)
         raise UnreadableError(f"{name} does not exist", hint="check the path, and quote globs with **")
-    base, entries = _remote(name)
+    base, entries = _remote(name, look)
     return _of_entries(name, base, [entry for entry in entries if not _is_hidden(entry.path)], look)
 
 
@@ -201,13 +209,14 @@ def _of_glob(name: str, pattern: str, look: Look) -> _Name:
     )
 
 
-def _remote(name: str) -> tuple[str, list[Entry]]:
+def _remote(name: str, look: Look) -> tuple[str, list[Entry]]:
     if GLOB_MARKS & set(name):
         base = name[: min(name.index(mark) for mark in GLOB_MARKS if mark in name)].rpartition("/")[0]
         pattern = name.removeprefix(base).lstrip("/")
         return base, [entry for entry in open_store(base).list() if matches(entry.path, pattern)]
-    found = list(open_store(name).list())
-    return (name.rstrip("/"), found) if found else only_file(name)
+    if look.is_text(name) or _table_kind(name) or kind_of(suffix_of(name)):
+        return only_file(name)
+    return name.rstrip("/"), list(open_store(name).list())
 
 
 def _below(path: Path, look: Look) -> Iterator[Entry]:

@@ -106,7 +106,9 @@ def _top(sample: Listed) -> str:
 
 
 def keep_listing(listing: Listing, path: Path) -> None:
-    """Write the samples, and where each starts."""
+    """Write the samples, and where each starts; the folder's name is of a plan that holds their digest."""
+    if path.with_suffix(".jsonl").exists():
+        return
     lines = listing.lines()
     starts = np.cumsum([0, *map(len, lines)], dtype=np.int64)
     for suffix, data in ((".u64", starts.tobytes()), (".jsonl", b"".join(lines))):

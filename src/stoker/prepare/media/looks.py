@@ -2,8 +2,8 @@
 
 Cut into k + 3 parts, two hashes that differ in at most k bits share three of them: every choice of three
 parts is a key to sort by, so that all pairs are found, and tasks share the choices. A pair counts if its
-hashes are that near, its sides have nearly one ratio, and its pixels correlate. Of images that were joined the
-largest stays.
+hashes are that near, its sides have nearly one ratio, and its pixels correlate. Of images that were joined
+the largest stays.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ def prepare_media() -> str:
         "webdataset ShardWriter": "webdataset `ShardWriter`, a loop: bytes copied, nothing checked",
         "litdata optimize": "litdata `optimize`, 2 workers: bytes copied, nothing checked",
     }
+    if not runs("prepare_media"):
+        return "Not measured yet: `python benchmarks/prepare_media.py`.\n"
     made = newest("prepare_media")
     size = f"{made['photos']:,} JPEGs of {made['mean_bytes'] / 1e3:.0f} KB, {made['cores']} cores"
     rows = [f"| {size} | photographs a second |", "|---|---|"]

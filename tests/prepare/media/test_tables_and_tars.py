@@ -82,6 +82,14 @@ def test_several_columns_of_media_are_several_members(take: Any, tmp_path: Path)
     ]
 
 
+def test_a_list_of_images_is_as_many_members_and_nan_is_null(take: Any, tmp_path: Path) -> None:
+    images = [[{"bytes": data, "path": None} for data in IMAGES[first : first + 3]] for first in (0, 3)]
+    pq.write_table(pa.table({"images": images, "score": [0.5, float("nan")]}), tmp_path / "x.parquet")
+    samples = take(tmp_path / "x.parquet")
+    assert [sorted(one) for one in samples] == [["0.jpg", "1.jpg", "2.jpg", "__key__", "json"]] * 2
+    assert {json.loads(one["json"])["score"] for one in samples} == {0.5, None}
+
+
 def test_a_row_without_bytes_is_bad_and_a_path_in_it_is_not_followed(take: Any, tmp_path: Path) -> None:
     rows = [{"bytes": None, "path": "/etc/passwd"}, {"bytes": IMAGES[0], "path": None}, None]
     pq.write_table(pa.table({"image": rows}), tmp_path / "x.parquet")

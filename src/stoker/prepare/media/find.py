@@ -66,9 +66,7 @@ class _Name:
         return len(self.listing.samples if self.listing else ()) + len(self.tables)
 
 
-def find_media(
-    names: Sequence[str], options: MediaOptions, look: Look, *, tokenizer: str
-) -> Found | None:
+def find_media(names: Sequence[str], options: MediaOptions, look: Look, *, tokenizer: str) -> Found | None:
     """The media behind these names; None where they hold text, which has its tokenizer."""
     if options.kind == "text":
         return None

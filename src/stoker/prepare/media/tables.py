@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -161,14 +162,16 @@ def _row(source: Source, columns: Columns, row: int, values: dict[str, Any]) -> 
     where = f"{source.url} row {row:,}"
     members: list[tuple[str, Content]] = []
     for name in columns.media:
-        value = values[name]
-        path = value.get("path") or "" if isinstance(value, dict) else ""
-        data = value.get("bytes") if isinstance(value, dict) else value
-        if data is None and path:
-            detail = f"{name} names {path!r} and holds no bytes"
-            return BadRecord(where=where, reason="no_bytes", detail=detail)
-        if data is not None:
-            members.append((_member_name(name, columns, sniffed(data[:MAGIC_BYTES]), path), data))
+        held = values[name] if isinstance(values[name], list) else [values[name]]
+        for place, value in enumerate(held):
+            path = value.get("path") or "" if isinstance(value, dict) else ""
+            data = value.get("bytes") if isinstance(value, dict) else value
+            if data is None and path:
+                detail = f"{name} names {path!r} and holds no bytes"
+                return BadRecord(where=where, reason="no_bytes", detail=detail)
+            if data is not None:
+                front = _front(name, columns) + (f"_{place}" if held is values[name] else "")
+                members.append((_member_name(front, sniffed(data[:MAGIC_BYTES]), path), data))
     if not members:
         return BadRecord(where=where, reason="no_bytes", detail=f"{', '.join(columns.media)}: nothing in it")
     label = values.get(columns.label) if columns.label else None
@@ -177,22 +180,51 @@ def _row(source: Source, columns: Columns, row: int, values: dict[str, Any]) -> 
     if columns.caption and values[columns.caption] is not None:
         members.append(("txt", values[columns.caption].encode()))
     if columns.rest:
-        rest = {name: values[name] for name in columns.rest}
-        members.append(("json", json.dumps(rest, default=str, ensure_ascii=False).encode()))
+        try:
+            members.append(("json", _json({name: values[name] for name in columns.rest})))
+        except TypeError as error:
+            return BadRecord(where=where, reason="not_json", detail=str(error))
     return Sample(place=row, where=where, members=members, label=-1 if label is None else label)
 
 
-def _member_name(column: str, columns: Columns, found: str, path: str) -> str:
-    """`jpg`, or of several columns of media `mask.png`; `bin` for bytes that nobody knows."""
+def _json(values: dict[str, Any]) -> bytes:
+    return json.dumps(_finite(values), default=_in_words, ensure_ascii=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _in_words(value: Any) -> str:
+    """Dates and decimals; bytes in nested columns are no text of any kind."""
+    if isinstance(value, bytes):
+        raise TypeError(f"bytes inside a column ({len(value):,}) have no place in JSON")
+    return str(value)
+
+
+def _front(column: str, columns: Columns) -> str:
+    """What tells members of several columns of media apart: `mask` of `mask.png`."""
+    if len(columns.media) == 1:
+        return ""
+    plain = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column)
+    return f"{plain[:_MOST_NAME]}{columns.media.index(column) if plain != column else ''}"
+
+
+def _member_name(front: str, found: str, path: str) -> str:
+    """`jpg`, `mask.png`, `1.jpg` of a list; `bin` for bytes that nobody knows."""
     named = suffix_of(path)
     suffix = found or (named if kind_of(named) else "") or "bin"
-    if len(columns.media) == 1:
-        return suffix
-    plain = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column)
-    return f"{plain[:_MOST_NAME]}{columns.media.index(column) if plain != column else ''}.{suffix}"
+    return f"{front.lstrip('_')}.{suffix}" if front else suffix
 
 
 def _is_media(arrow: Any, kind: Any) -> bool:
+    if arrow.types.is_list(kind) or arrow.types.is_large_list(kind):
+        kind = kind.value_type
     if arrow.types.is_struct(kind):
         names = [kind.field(number).name for number in range(kind.num_fields)]
         return "bytes" in names and _is_bytes(arrow, kind.field(names.index("bytes")).type)

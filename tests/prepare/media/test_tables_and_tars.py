@@ -141,6 +141,20 @@ def test_tars_that_number_from_zero_each_do_not_mix_samples(take: Any, tmp_path:
     assert all(one["txt"] == b"%d" % (IMAGES.index(one["jpg"]) // 5) for one in samples)
 
 
+def test_shards_beside_their_metadata_are_taken_alone(take: Any, watcher: Any, tmp_path: Path) -> None:
+    """As img2dataset leaves them; and a dataset of our own."""
+    folder = tmp_path / "scraped"
+    folder.mkdir()
+    for part in range(2):
+        write_tar(folder / f"{part:05d}.tar", [{"jpg": data, "cls": b"1"} for data in IMAGES[part * 5 :][:5]])
+        pq.write_table(pa.table({"url": ["http://x"] * 5}), folder / f"{part:05d}.parquet")
+        (folder / f"{part:05d}_stats.json").write_text("{}")
+    assert len(take(folder)) == 10
+    assert f"{folder}: 2 tables without media left out" in watcher.notes
+    again = take(tmp_path / "out", out=tmp_path / "again", seed=1)
+    assert sorted(one["jpg"] for one in again) == sorted(IMAGES)
+
+
 def test_a_large_member_of_a_tar_is_streamed(take: Any, tmp_path: Path) -> None:
     film = b"\0\0\0\x18ftypmp42" + bytes(range(256)) * (70 << 10)
     write_tar(tmp_path / "x.tar", [{"mp4": film, "json": b"{}"}])

@@ -60,6 +60,7 @@ class _Name:
     listing: Listing | None = None
     tables: tuple[Source, ...] = ()
     texts: int = 0
+    plain_tables: int = 0  # tables and tars without media
 
     @property
     def media(self) -> int:
@@ -92,7 +93,9 @@ def find_media(names: Sequence[str], options: MediaOptions, look: Look, *, token
 def _is_mostly_media(one: _Name, options: MediaOptions, tokenizer: str) -> bool:
     if options.kind == "media" or not one.media:
         return one.media > 0
-    return one.media > one.texts - (not tokenizer)
+    if not tokenizer:  # text could not be prepared at all: shards beside their side files are meant
+        return bool(one.tables) or one.media >= one.texts
+    return one.media > one.texts + one.plain_tables
 
 
 def _found(held: list[_Name], options: MediaOptions, look: Look) -> Found:
@@ -105,6 +108,8 @@ def _found(held: list[_Name], options: MediaOptions, look: Look) -> Found:
             listings[len(sources)] = listing
             sources.append(_source(listing, one.name))
         sources += [replace(source, origin=one.name) for source in one.tables]
+        if one.plain_tables:
+            look.say(f"{one.name}: {counted(one.plain_tables, 'table')} without media left out")
     for listing in listings.values():
         _tell(listing, look.say)
     folders = tuple(
@@ -182,12 +187,12 @@ def _tell(listing: Listing, say: Callable[[str], None]) -> None:
 def _held(name: str, look: Look) -> _Name:
     """What is behind a name, told apart."""
     if url_scheme(name) == "hf":
-        return _of_tables(name, behind(name, look), texts=0)
+        return _of_tables(name, behind(name, look))
     if is_local(name):
         path = local_path(name).absolute()
         if is_there(path) and path.is_dir():
             if is_saved_dataset(path):
-                return _of_tables(name, behind(name, look), texts=0)
+                return _of_tables(name, behind(name, look))
             return _of_entries(name, str(path), list(_below(path, look)), look)
         if is_there(path):
             return _of_entries(name, str(path.parent), [open_store(path.parent).stat(path.name)], look)
@@ -248,21 +253,25 @@ def _of_entries(name: str, base: str, entries: list[Entry], look: Look) -> _Name
     loose = list_samples(base, [one for one in seen if not _table_kind(one.path)])
     of_tables = [one for one in seen if _table_kind(one.path)]
     sources = look.sources(base, of_tables)
-    texts = sum(look.is_text(path) for path in loose.alone)
-    held = _of_tables(name, sources, texts=texts)
-    return replace(held, listing=loose if loose.samples else None)
+    held = replace(_of_tables(name, sources), listing=loose if loose.samples else None)
+    # beside media a .json is about them: img2dataset's statistics, our own manifest
+    texts = [
+        path for path in loose.alone if look.is_text(path) and not (held.media and path.endswith(".json"))
+    ]
+    return replace(held, texts=len(texts))
 
 
-def _of_tables(name: str, sources: list[Source], *, texts: int) -> _Name:
+def _of_tables(name: str, sources: list[Source]) -> _Name:
     """Tables and tars of one kind are what the first of them is."""
     media: list[Source] = []
+    plain = 0
     for kind in _TABLES:
         some = [source for source in sources if source.kind == kind]
         if some and _is_media(some[0]):
             media += some
         else:
-            texts += len(some)
-    return _Name(name=name, tables=tuple(media), texts=texts)
+            plain += len(some)
+    return _Name(name=name, tables=tuple(media), plain_tables=plain)
 
 
 def _is_media(source: Source) -> bool:

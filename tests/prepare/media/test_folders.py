@@ -11,7 +11,7 @@ import pytest
 from made_photos import encoded, photo, samples_of
 
 import stoker
-from stoker.errors import TaskError, UsageError
+from stoker.errors import BadInputError, TaskError, UsageError
 from stoker.manifest import read_manifest
 from stoker.prepare.check import verify_dataset
 
@@ -79,6 +79,25 @@ def test_captions_beside_images_are_members_and_folders_are_no_classes(take: Any
         number = json.loads(sample["json"])["n"]
         assert sample["jpg"] == (folder / f"{number}.a.jpg").read_bytes()
         assert sample["txt"] == b"picture %d" % number
+
+
+def test_a_metadata_file_says_captions_as_datasets_has_it(take: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "raw" / "train"
+    (folder / "sub").mkdir(parents=True)
+    rows = []
+    for number in range(4):
+        photo(number).save(folder / "sub" / f"{number}.jpg")
+        rows.append(json.dumps({"file_name": f"sub/{number}.jpg", "text": f"nr {number}", "n": number}))
+    (folder / "metadata.jsonl").write_text("\n".join(rows) + "\n")
+    samples = take(tmp_path / "raw")
+    assert {frozenset(one) for one in samples} == {frozenset({"__key__", "jpg", "txt", "json"})}
+    for one in samples:
+        number = json.loads(one["json"])["n"]
+        assert one["txt"] == f"nr {number}".encode()
+        assert one["jpg"] == (folder / "sub" / f"{number}.jpg").read_bytes()
+    (folder / "metadata.jsonl").write_text('{"file": 1}')
+    with pytest.raises(BadInputError, match="line 1 names no file"):
+        take(tmp_path / "raw", out=tmp_path / "bad")
 
 
 def test_captions_are_tokenised_beside_the_image(

@@ -18,10 +18,13 @@ from stoker.formats.sizes import counted
 from stoker.prepare.media import tables, tars
 from stoker.prepare.media.kinds import kind_of, suffix_of
 from stoker.prepare.media.listing import (
+    METADATA,
     Listing,
+    described,
     has_class_folders,
     labelled,
     list_samples,
+    read_metadata,
     split_folder,
 )
 from stoker.prepare.media.recipe import MediaOptions
@@ -253,12 +256,24 @@ def _of_entries(name: str, base: str, entries: list[Entry], look: Look) -> _Name
     loose = list_samples(base, [one for one in seen if not _table_kind(one.path)])
     of_tables = [one for one in seen if _table_kind(one.path)]
     sources = look.sources(base, of_tables)
+    if loose.samples:
+        loose = described(loose, _said(base, [one.path for one in seen]))
     held = replace(_of_tables(name, sources), listing=loose if loose.samples else None)
     # beside media a .json is about them: img2dataset's statistics, our own manifest
     texts = [
         path for path in loose.alone if look.is_text(path) and not (held.media and path.endswith(".json"))
     ]
     return replace(held, texts=len(texts))
+
+
+def _said(base: str, paths: list[str]) -> dict[str, str]:
+    """What every metadata.jsonl says of the files beside it."""
+    store = open_store(base)
+    said: dict[str, str] = {}
+    for path in paths:
+        if PurePosixPath(path).name == METADATA:
+            said |= read_metadata(path, store.read(path))
+    return said
 
 
 def _of_tables(name: str, sources: list[Source]) -> _Name:

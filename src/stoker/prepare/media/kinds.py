@@ -12,6 +12,7 @@ IMAGES = {
 AUDIO = ("wav", "mp3", "flac", "ogg", "opus", "m4a", "aac", "aiff")
 VIDEO = ("mp4", "m4v", "mkv", "webm", "avi", "mov", "mpg", "mpeg")
 _KINDS = {**dict.fromkeys(IMAGES, "image"), **dict.fromkeys(AUDIO, "audio"), **dict.fromkeys(VIDEO, "video")}
+CAPTION_NAMES = ("text", "caption", "txt", "captions", "prompt", "sentence")  # of columns and fields
 CAPTIONS = ("txt", "json", "caption")
 
 # The first bytes, where they are, and the suffix they stand for.

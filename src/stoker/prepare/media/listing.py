@@ -9,25 +9,28 @@ from __future__ import annotations
 import builtins
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import xxhash
 
+from stoker.errors import BadInputError
 from stoker.prepare.media.kinds import CAPTIONS, kind_of, suffix_of
 from stoker.storage import Entry, new_file
 
+METADATA = "metadata.jsonl"
 _SPLITS = ({"train", "training"}, {"val", "valid", "validation", "dev"}, {"test", "testing"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """One sample: its files, media first, and the name of its class."""
+    """One sample: its files, media first, the name of its class, and what a metadata.jsonl says of it."""
 
     files: tuple[Entry, ...]
     label: str = ""
+    about: str = ""  # JSON
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +47,10 @@ class Listing:
 
     @property
     def captioned(self) -> int:
-        return sum(any(not kind_of(suffix_of(file.path)) for file in one.files) for one in self.samples)
+        return sum(
+            bool(one.about) or any(not kind_of(suffix_of(file.path)) for file in one.files)
+            for one in self.samples
+        )
 
     def lines(self) -> list[builtins.bytes]:
         return [_line(sample) for sample in self.samples]
@@ -96,8 +102,32 @@ def has_class_folders(listing: Listing) -> bool:
 
 def labelled(listing: Listing) -> Listing:
     """The samples with the folder that each lies in, below the base, as its class."""
-    samples = tuple(Listed(files=one.files, label=_top(one)) for one in listing.samples)
-    return Listing(base=listing.base, samples=samples, alone=listing.alone)
+    return replace(listing, samples=tuple(replace(one, label=_top(one)) for one in listing.samples))
+
+
+def described(listing: Listing, lines: Mapping[str, str]) -> Listing:
+    """The samples with what is said of them, by the path of their first file."""
+    samples = tuple(replace(one, about=lines.get(one.files[0].path, "")) for one in listing.samples)
+    alone = tuple(path for path in listing.alone if PurePosixPath(path).name != METADATA)
+    return replace(listing, samples=samples, alone=alone)
+
+
+def read_metadata(path: str, data: bytes) -> dict[str, str]:
+    """What the lines of a metadata.jsonl say of each file, by its path, as `datasets` has it."""
+    folder = path.rpartition("/")[0]
+    said = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            row = json.loads(line) if line.strip() else None
+            if row is not None:
+                name = row.pop("file_name")
+                said[f"{folder}/{name}" if folder else name] = json.dumps(row)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadInputError(
+                f"{path} line {number:,} names no file: {type(error).__name__}: {error}",
+                hint='each line is as {"file_name": "a.jpg", "text": "its caption"}; mend or rename the file',
+            ) from error
+    return said
 
 
 def _top(sample: Listed) -> str:
@@ -122,11 +152,11 @@ def kept_samples(path: Path, start: int, stop: int) -> Iterator[tuple[int, Liste
     with path.with_suffix(".jsonl").open("rb") as file:
         file.seek(int(starts[start]))
         for number in range(start, stop):
-            label, *files = json.loads(file.readline())
+            label, about, *files = json.loads(file.readline())
             entries = tuple(Entry(path=name, bytes=size, version=version) for name, size, version in files)
-            yield number, Listed(files=entries, label=label)
+            yield number, Listed(files=entries, label=label, about=about)
 
 
 def _line(sample: Listed) -> bytes:
-    plain = [sample.label, *([file.path, file.bytes, file.version] for file in sample.files)]
+    plain = [sample.label, sample.about, *([file.path, file.bytes, file.version] for file in sample.files)]
     return json.dumps(plain).encode() + b"\n"  # escaped: names may hold bytes that are no UTF-8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import ChangedError, StorageError
-from stoker.prepare.media.kinds import kind_of, suffix_of
+from stoker.prepare.media.kinds import CAPTION_NAMES, kind_of, suffix_of
 from stoker.prepare.media.listing import Listed, kept_samples
 from stoker.prepare.sources.documents import BadRecord, Piece, Source
 from stoker.storage import is_local, join_url, local_path, named_errors, open_store, split_url
@@ -100,13 +101,26 @@ def _listed_sample(
     class_numbers: dict[str, int],
 ) -> Read:
     where = join_url(source.url, one.files[0].path)
-    members = future.result()
+    members = [*future.result(), *_about(one)]
     label = class_numbers.get(one.label, -1)
     if label >= 0:
         names = [suffix for suffix, _ in members]
         at = next((at for at, name in enumerate(names) if not kind_of(name)), len(names))
         members.insert(at, ("cls", str(label).encode()))
     return Sample(place=number, where=where, members=members, label=label)
+
+
+def _about(one: Listed) -> list[tuple[str, Content]]:
+    """The caption and the rest of what a metadata.jsonl says, unless files beside the sample say it."""
+    row = json.loads(one.about) if one.about else {}
+    beside = {suffix_of(file.path) for file in one.files}
+    caption = next((row.pop(name) for name in CAPTION_NAMES if isinstance(row.get(name), str)), None)
+    said = {"txt": caption, "json": json.dumps(row, ensure_ascii=False) if row else None}
+    return [
+        (name, text.encode(errors="replace"))
+        for name, text in said.items()
+        if text is not None and name not in beside
+    ]
 
 
 class _Files:

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any
 
 from stoker.errors import BadInputError, require
-from stoker.prepare.media.kinds import MAGIC_BYTES, kind_of, sniffed, suffix_of
+from stoker.prepare.media.kinds import CAPTION_NAMES, MAGIC_BYTES, kind_of, sniffed, suffix_of
 from stoker.prepare.media.samples import Content, Read, Sample
 from stoker.prepare.sources import tables
 from stoker.prepare.sources.documents import BadRecord, Piece, Source
 
 _LABELS = ("label", "labels", "cls", "class", "class_id", "target")
-_CAPTIONS = ("text", "caption", "txt", "captions", "prompt", "sentence")
 _MOST_NAME = 40
 
 
@@ -38,7 +37,7 @@ def columns_of(schema: Any) -> Columns:
     kinds = {name: schema.field(name).type for name in schema.names}
     media = [name for name, kind in kinds.items() if _is_media(arrow, kind)]
     whole = (name for name in _LABELS if name in kinds and arrow.types.is_integer(kinds[name]))
-    texts = (name for name in _CAPTIONS if name in kinds and _is_text(arrow, kinds[name]))
+    texts = (name for name in CAPTION_NAMES if name in kinds and _is_text(arrow, kinds[name]))
     label, caption = next(whole, ""), next(texts, "")
     rest = [name for name in schema.names if name not in (*media, label, caption)]
     classes = _class_names(schema, label)

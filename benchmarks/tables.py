@@ -41,6 +41,25 @@ def prepare() -> str:
     return "\n".join(rows) + "\n" + _over("prepare")
 
 
+def prepare_media() -> str:
+    """Photographs a second from a folder to tars, whole processes."""
+    labels = {
+        "stoker": "**stoker**: every image decoded, shuffled, digests and manifest, 2 workers",
+        "stoker --check header": "**stoker** `--check header`",
+        "webdataset ShardWriter": "webdataset `ShardWriter`, a loop: bytes copied, nothing checked",
+        "litdata optimize": "litdata `optimize`, 2 workers: bytes copied, nothing checked",
+    }
+    if not runs("prepare_media"):
+        return "Not measured yet: `python benchmarks/prepare_media.py`.\n"
+    made = newest("prepare_media")
+    size = f"{made['photos']:,} JPEGs of {made['mean_bytes'] / 1e3:.0f} KB, {made['cores']} cores"
+    rows = [f"| {size} | photographs a second |", "|---|---|"]
+    for name in (name for name in labels if name in made["photos_per_s"]):
+        rate = Spread.of("prepare_media", lambda run, name=name: run["photos_per_s"][name])
+        rows.append(f"| {labels[name]} | {rate.said('.0f')} |")
+    return "\n".join(rows) + "\n" + _over("prepare_media")
+
+
 def bench_path() -> str:
     """stoker's rates over fio's, turn by turn."""
     if not runs("bench_path"):
@@ -440,6 +459,7 @@ def summary() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "bench_path": bench_path,
+    "prepare_media": prepare_media,
     "prepare": prepare,
     "stage": stage,
     "stage_far": stage_far,

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HEAVY = {
-    "awkward", "backports", "datasets", "fastokens", "gigatoken", "huggingface_hub", "megatron", "numpy",
-    "obstore", "orjson", "pandas", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "torch", "webdataset",
-    "xxhash", "yaml",
+    "PIL", "awkward", "backports", "datasets", "fastokens", "gigatoken", "huggingface_hub", "megatron",
+    "numpy", "obstore", "orjson", "pandas", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "torch",
+    "webdataset", "xxhash", "yaml",
 }  # fmt: skip
 
 HELP = "import sys; from stoker.cli import main; sys.argv = ['stoker', *sys.argv[1:]]; main()"

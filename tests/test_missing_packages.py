@@ -41,6 +41,7 @@ COMMANDS = {
     "zstd": ("backports.zstd", [*PREPARE, "TOKENIZER", "a.txt.zst"], "backports.zstd"),
     "zstd, out": ("backports.zstd", [*PREPARE, "TOKENIZER", "a.txt", "--zstd"], "backports.zstd"),
     "pyarrow": ("pyarrow", [*PREPARE, "TOKENIZER", "a.parquet"], "pyarrow"),
+    "pillow": ("PIL", ["prepare", "--out", "out", "--workers", "1", "a.jpg"], "pillow"),
     "orjson": ("orjson", [*PREPARE, "TOKENIZER", "a.jsonl"], "orjson"),
     "ray": ("ray", [*PREPARE, "TOKENIZER", "a.txt", "--on", "ray"], "ray"),
     "yaml, plan": ("yaml", ["plan", "job.yaml"], "pyyaml"),
@@ -86,6 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "coal"}) + "\n", "utf-8")
     (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     (tmp_path / "a.parquet").write_bytes(b"PAR1PAR1")
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
     (tmp_path / "job.yaml").write_text("nodes: 2\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     tokens._huggingface.cache_clear()  # one that was loaded before needs no package

@@ -174,6 +174,7 @@ def pip_line(package: str, *, extra: str) -> str:
 
 # What is imported under another name than it is installed by.
 _DISTRIBUTIONS = {
+    "PIL": "pillow",
     "fasttext": "fasttext-predict",
     "backports": "backports.zstd",
     "streaming": "mosaicml-streaming",

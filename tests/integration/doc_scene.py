@@ -14,6 +14,7 @@ from doc_blocks import ROOT, Block, blocks
 
 sys.path.insert(0, str(ROOT / "tests" / "load"))
 
+from PIL import Image
 from small_datasets import make_tars
 
 SOURCE = ROOT / "src"
@@ -89,6 +90,7 @@ step, saver = 3, stoker.Checkpointer("nvme/run1")
 # What takes a command to make: a corpus, a watched run, a run with two checkpoints, weights of others.
 MADE = (
     "stoker prepare data --tokenizer tokenizer.json --out corpus",
+    "stoker prepare photos --out imageset",
     "stoker watch --out run -- python train.py",
     """python -c "$GIVEN
 with stoker.Checkpointer('nvme/run1', every=1) as saver:
@@ -124,6 +126,9 @@ class Scene:
         script.write_text(STOKER.format(source=SOURCE, python=sys.executable))
         script.chmod(0o755)
         (folder / "examples").symlink_to(ROOT / "examples")
+        for number, name in enumerate(("cat", "dog")):
+            (folder / "photos" / name).mkdir(parents=True)
+            Image.new("RGB", (64, 48), (0, 90 * number, 0)).save(folder / "photos" / name / "1.jpg")
         make_tars(folder / "images", [40, 30])
         for command in MADE:
             done = run(["bash", "-euo", "pipefail", "-c", command], folder, {"GIVEN": GIVEN})
@@ -136,7 +141,7 @@ class Scene:
     def copy_for(self, block: Block, folder: Path) -> Path:
         """The scene without what the block itself makes."""
         shutil.copytree(self._folder, folder, symlinks=True)
-        for name in ("corpus", "run"):
+        for name in ("corpus", "run", "imageset"):
             if f"--out {name}" in block.text:
                 shutil.rmtree(folder / name)
         if "Checkpointer" in block.text or "dcp" in block.text:

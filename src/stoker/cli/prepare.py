@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import DefaultToRun
+from stoker.cli.media import media_options
 from stoker.cli.values import choice, existing, given_path, json_option, size
 from stoker.errors import BadShardError, UsageError
 from stoker.formats.sizes import counted
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 
 @click.group(cls=DefaultToRun)
 def command() -> None:
-    """Turn raw text into large, shuffled, tokenised shards.
+    """Turn raw text or media into large, shuffled shards, text tokenised.
 
     \b
     stoker prepare data/ --tokenizer tokenizer.json --out corpus/
     stoker prepare 's3://bucket/raw/*.jsonl.zst' --tokenizer gpt2 --out s3://bucket/corpus --work /scratch
+    stoker prepare photos/ --out images/
     stoker prepare verify corpus/
 
     `stoker prepare SOURCE...` is short for `stoker prepare run SOURCE...`.
@@ -48,17 +50,18 @@ def command() -> None:
 @click.option("--out", required=True, metavar="URL", help="Folder or object-store prefix for the dataset.")
 @click.option(
     "--tokenizer",
-    required=True,
+    default="",
     metavar="NAME",
-    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING.",
+    help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING. Media needs none: for captions.",
 )
+@choice("--kind", among=["auto", "text", "media"], help="What sources hold; auto looks at them.")
 @click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
 @choice(
     "--format",
     among=["megatron", "webdataset"],
-    help="Megatron .bin/.idx pairs, or WebDataset tars.",
+    help="Megatron .bin/.idx pairs, or WebDataset tars, which media always becomes.",
 )
 @click.option("--zstd", is_flag=True, help="Compress shards block by block (seekable zstd).")
 @click.option(
@@ -78,7 +81,7 @@ def command() -> None:
     "--near-dedup",
     type=float,
     metavar="SIMILARITY",
-    help="Also drop near copies: documents this similar (0.8, say) to another.  [default: the recipe's]",
+    help="Also drop near copies: documents (0.8, say) or images (0.9) this similar.  [default: the recipe's]",
 )
 @click.option(
     "--curate",
@@ -121,8 +124,11 @@ def command() -> None:
     help="When a fast engine differs from the reference: stop, or start again with the reference.",
 )
 @choice(
-    "--on-error", among=["stop", "skip"], help="When a record cannot be read: stop, or skip and count it."
+    "--on-error",
+    among=["stop", "skip", "keep"],
+    help="When a record cannot be read: stop, or skip and count it; keep, of media, what does not decode.",
 )
+@media_options
 @click.option(
     "--max-document-size",
     "max_document_bytes",
@@ -220,7 +226,8 @@ def report(dataset: str, html: Path | None, as_json: bool) -> None:
     manifest, statistics = read_manifest(dataset), read_statistics(dataset)
     if html:
         with new_file(html) as file:
-            file.write(curation.page(dataset, manifest, statistics).encode())
+            # names may hold bytes that are no UTF-8
+            file.write(curation.page(dataset, manifest, statistics).encode(errors="backslashreplace"))
     if as_json:
         click.echo(
             json.dumps(
@@ -261,6 +268,7 @@ def merge(folder: Path) -> None:
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     from stoker.prepare.curate.recipe import read_recipe, with_flags
+    from stoker.prepare.media.recipe import MediaOptions
     from stoker.prepare.plan import Options
     from stoker.prepare.sources.documents import Reading
 
@@ -269,6 +277,7 @@ def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     return Options(
         sources=sources,
         reading=Reading(**_chosen(Reading, given)),
+        media=MediaOptions(**_chosen(MediaOptions, given)),
         curation=recipe.curation,
         near_dedup=recipe.near_dedup if given["near_dedup"] is None else given["near_dedup"],
         shuffle=not given["no_shuffle"],
@@ -335,7 +344,8 @@ def _pool(given: dict[str, Any]) -> LocalPool:
     from stoker.prepare.launch.local import LocalPool
 
     workers = given["workers"] or usable_cores()
-    return LocalPool(workers, entry=ENTRY, preload=("gigatoken", "awkward", "tokenizers"))
+    preload = ("gigatoken", "awkward", "tokenizers") if given["tokenizer"] else ("PIL.Image",)
+    return LocalPool(workers, entry=ENTRY, preload=preload)
 
 
 ENTRY = "stoker.prepare.tasks:run_task"

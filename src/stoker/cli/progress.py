@@ -42,6 +42,7 @@ class Progress:
         )
         self._task: TaskID | None = None
         self._weights: list[int] = []
+        self._verbs = _VERBS
         self._reads = ""  # the stage whose tasks read the sources
         self._total = self._done = self._bytes = 0
         self._started = self._said = time.monotonic()
@@ -49,19 +50,20 @@ class Progress:
     def planned(self, plan: Plan, folder: Path) -> None:
         self._weights = [sum(map(plan.piece_bytes, split)) for split in plan.splits]
         self._reads = next(iter(plan.stages))
+        self._verbs = {**_VERBS, "map": "decode"} if plan.media else _VERBS
         self.note(
             f"{counted(len(plan.sources), 'source')}, {plan.bytes / 1e6:,.1f} MB, "
             f"{counted(len(plan.splits), 'task')}, "
-            f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}, plan {plan.digest[:16]}"
+            f"{_engine(plan)}, plan {plan.digest[:16]}"
         )
 
     def stage(self, name: str, *, total: int, done: int) -> None:
         self._total, self._done, self._bytes = total, done, 0
         self._started = self._said = time.monotonic()
         if self._bar:
-            self._task = self._bar.add_task(_VERBS.get(name, name), total=total, completed=done, rate="")
+            self._task = self._bar.add_task(self._verbs.get(name, name), total=total, completed=done, rate="")
         elif done:
-            self.note(f"{_VERBS.get(name, name)}: {done} of {counted(total, 'task')} done before")
+            self.note(f"{self._verbs.get(name, name)}: {done} of {counted(total, 'task')} done before")
 
     def advance(self, name: str, number: int) -> None:
         self._done += 1
@@ -76,7 +78,7 @@ class Progress:
         elif self._done == self._total or time.monotonic() - self._said >= _LINE_EVERY_S:
             self._said = time.monotonic()
             done = f"{self._done} of {counted(self._total, 'task')}"
-            self.note(f"{_VERBS.get(name, name)}: {done} {rate}{self._left()}")
+            self.note(f"{self._verbs.get(name, name)}: {done} {rate}{self._left()}")
 
     def note(self, text: str) -> None:
         if self._bar:  # without markup: names and documents may hold [brackets], which are meant as they are
@@ -98,3 +100,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
+
+
+def _engine(plan: Plan) -> str:
+    if plan.tokenizer:
+        return f"engine {plan.tokenizer.engine} {plan.tokenizer.engine_version}"
+    return plan.media.engine if plan.media else ""

@@ -25,6 +25,7 @@ from stoker.formats.sizes import counted
 BLOCK = 512
 _NAME_LIMIT = 100
 _MOST_SUFFIXES = 1 << 16  # the index has two bytes for each
+_KINDS = "a name's kind is what follows its first dot: put what tells samples apart before that"
 _ANY_BYTES = "surrogateescape"  # names may hold bytes that are no UTF-8; tarfile reads them so, too
 _TEMPLATE = bytearray(BLOCK)
 _TEMPLATE[100:108] = b"0000444\x00"  # mode: read-only for everyone, as webdataset's writer has it
@@ -96,6 +97,25 @@ class TarWriter:
         self._keys.append(name)
         self._starts.append(len(self._rows))
 
+    def stream(self, key: str, members: Iterable[tuple[str, int, Iterable[bytes]]]) -> None:
+        """Append one sample whose members, each of a size that is known, come in blocks."""
+        name = key.encode()
+        for suffix, size, blocks in members:
+            number = self._suffixes.setdefault(suffix, len(self._suffixes))
+            if number >= _MOST_SUFFIXES:
+                raise BadShardError(
+                    f"a shard would hold over {_MOST_SUFFIXES:,} kinds of members, the last is {suffix!r}",
+                    hint=_KINDS,
+                )
+            self._rows.append((number, self._at + BLOCK, size))
+            self._sink.write(header(name + b"." + suffix.encode(), size))
+            for block in blocks:
+                self._sink.write(block)
+            self._sink.write(bytes(-size % BLOCK))
+            self._at += BLOCK + size + -size % BLOCK
+        self._keys.append(name)
+        self._starts.append(len(self._rows))
+
     def close(self) -> TarIndex:
         """End the archive: two empty blocks, padded to tar's 10 KiB record."""
         self._sink.write(bytes(2 * BLOCK + -(self._at + 2 * BLOCK) % (20 * BLOCK)))
@@ -123,7 +143,7 @@ def scan(file: BinaryIO, *, name: str) -> TarIndex:
         if number >= _MOST_SUFFIXES:
             raise BadShardError(
                 f"{name} has over {_MOST_SUFFIXES:,} kinds of members, the last is {suffix!r}",
-                hint="a name's kind is what follows its first dot: put what tells samples apart before that",
+                hint=_KINDS,
             )
         if number in of_sample:
             raise BadShardError(

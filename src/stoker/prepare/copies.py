@@ -13,9 +13,11 @@ import xxhash
 
 from stoker.manifest import FileRecord
 from stoker.mixing import mixed
+from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import Job
 from stoker.prepare.neardup import candidates, clusters, later_copies, similarity
-from stoker.prepare.shuffle import KEYS, Run
+from stoker.prepare.shuffle import KEYS, Run, Table, duplicates
+from stoker.prepare.sources.documents import sources_of
 from stoker.storage import new_file
 
 Numbers = npt.NDArray[np.uint64]
@@ -39,7 +41,7 @@ def match(job: Job, number: int) -> None:
         found = candidates(np.concatenate(values)[:, 0], np.concatenate(rows))
     else:
         found = later_copies(np.concatenate(values), np.concatenate(places))
-    _complete(job, "match", number, found, near=near)
+    complete_list(job, "match", number, found, near=near)
 
 
 def _band(job: Job, run: Run, band: int) -> Numbers:
@@ -66,7 +68,7 @@ def confirm(job: Job, number: int) -> None:
         for one, other in pairs[mine == np.uint64(number)].tolist()
         if similarity(sets.of(one), sets.of(other)) >= threshold
     ]
-    _complete(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
+    complete_list(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
 
 
 def _near_pairs(job: Job) -> Numbers:
@@ -89,7 +91,7 @@ def cluster(job: Job, number: int) -> None:
     order = np.lexsort((places, -lengths, names))
     stays = np.ones(len(rows), np.bool_)
     stays[1:] = names[order][1:] != names[order][:-1]
-    _complete(
+    complete_list(
         job, "cluster", number, np.sort(places[order][~stays]), clusters=int(stays.sum()) if len(rows) else 0
     )
 
@@ -142,7 +144,8 @@ def read_list(path: Path) -> Numbers:
     return np.memmap(path, "<u8", "r")
 
 
-def _complete(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
+def complete_list(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
+    """Write down what a task found, and that it is done."""
     path = job.drops(stage, number)
     data = found.astype("<u8").tobytes()
     with new_file(path) as file:
@@ -150,3 +153,46 @@ def _complete(job: Job, stage: str, number: int, found: Numbers, **result: objec
     digest = xxhash.xxh3_64_hexdigest(data)
     record = FileRecord(name=f"{path.parent.name}/{path.name}", bytes=len(data), xxh3=digest)
     job.ledger.complete(stage, number, result=dict(result), files=[record])
+
+
+class Drops:
+    """Which documents are copies: neighbours of the same content, or listed by a match task."""
+
+    def __init__(self, job: Job) -> None:
+        self._plan = job.plan
+        self._neighbours = job.plan.dedup and job.plan.shuffle
+        self._lists: dict[str, list[npt.NDArray[np.uint64]]] = {"duplicate": [], "near_duplicate": []}
+        for number, result in enumerate(job.results("match")):
+            if not result["near"]:
+                self._lists["duplicate"].append(read_list(job.drops("match", number)))
+        for number in range(len(job.results("cluster"))):
+            self._lists["near_duplicate"].append(read_list(job.drops("cluster", number)))
+
+    def without(self, table: Table, statistics: Statistics) -> Table:
+        """The documents that stay; the others are counted under the first reason that names them."""
+        gone = duplicates(table) if self._neighbours else np.zeros(len(table), np.bool_)
+        counted = np.zeros_like(gone)
+        for reason, lists in self._lists.items():
+            for places in lists:
+                gone |= _contains(places, table["location"])
+            new = gone & ~counted
+            if new.any():
+                self._count(reason, table[new], statistics)
+            counted |= gone
+        kept: Table = table[~gone]
+        return kept
+
+    def _count(self, reason: str, gone: Table, statistics: Statistics) -> None:
+        size = int(gone["text_bytes"].sum(dtype=np.int64))
+        statistics.drop(reason, size, documents=len(gone))
+        numbers, counts = np.unique(sources_of(gone["location"].astype(np.int64)), return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            source = self._plan.sources[number]
+            statistics.funnel[f"{reason}s", reason, source.origin or source.url] += count
+
+
+def _contains(ordered: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    at = np.searchsorted(ordered, values)
+    return np.asarray(ordered[np.minimum(at, len(ordered) - 1)] == values)

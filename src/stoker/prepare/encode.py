@@ -24,6 +24,7 @@ class Encoder:
     """An engine, and the referee that checks a sample of its work. Costly to open; serves many splits."""
 
     def __init__(self, plan: Plan, tokenizer: Tokenizer) -> None:
+        assert plan.tokenizer
         self._plan = plan
         self._curator = Curator(plan.curation, plan.sources)
         self._engine: Engine = open_engine(plan.tokenizer.engine, tokenizer)

@@ -28,11 +28,13 @@ from stoker.manifest import NAME as MANIFEST_NAME
 from stoker.manifest import FileRecord, Manifest, find_manifest, is_absent, write_manifest
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import TOKENIZER_NAME, Job
+from stoker.prepare.media.looks import copies_told
 from stoker.prepare.plan import Plan
 from stoker.prepare.writer import Shard
 from stoker.storage import Store, is_local, join_url, local_path, named_errors, open_store, sync_folder
 
 STATISTICS_NAME = "statistics.json"
+CLASSES_NAME = "classes.json"  # the names of classes: a sample's `.cls` is a place in this list
 
 _FAILURES_SHOWN = 3
 _AGAIN = "the same command does what is missing, and only that"
@@ -76,6 +78,8 @@ def finish(job: Job) -> Prepared:
     statistics = Statistics(order=job.plan.steps)
     for result in (*job.results("map"), *results):
         statistics.add(Statistics.from_plain(result["statistics"]))
+    if job.plan.media:
+        statistics.media.update(copies_told(job))
     store = open_store(job.plan.out)
     store.write(STATISTICS_NAME, (json.dumps(statistics.to_plain(), indent=1) + "\n").encode())
     if not statistics.documents_out:
@@ -89,6 +93,8 @@ def finish(job: Job) -> Prepared:
     _check_delivered(job, manifest)
     if job.plan.family == "huggingface":
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
+    if job.plan.media and job.plan.media.classes:
+        store.write(CLASSES_NAME, (json.dumps(job.plan.media.classes, indent=1) + "\n").encode())
     manifest = write_manifest(store, manifest, blocks=blocks)
     clean_up(job)
     return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
@@ -108,7 +114,7 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     manifest = Manifest(
         format=plan.format,
         shards=tuple(shard.record for shard in shards),
-        dtype=plan.dtype.name,
+        dtype=plan.dtype.name if plan.tokenizer else "",
         compression="zstd" if plan.zstd else "",
         tokenizer=plan.tokenizer,
         shuffled=plan.shuffle,

@@ -62,11 +62,15 @@ class Job:
                 path = self.spill(number).with_name(f"{self.spill(number).name}.e{epoch}.tokens")
                 runs.append(Run(path=path, row=row, first=first, **run))
                 row += run["documents"]
-                first += run["tokens"]
+                first += run["text_bytes" if self.plan.media else "tokens"]
         return runs
 
     def spill(self, number: int) -> Path:
         return self.folder / "spill" / f"map-{number:05d}"
+
+    def listing(self, source: int) -> Path:
+        """What a folder of media holds (media/listing.py)."""
+        return self.folder / "listings" / f"{source:05d}"
 
     def drops(self, stage: str, number: int) -> Path:
         return self.folder / "drops" / f"{stage}-{number:05d}.u64"

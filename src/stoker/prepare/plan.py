@@ -21,6 +21,7 @@ from stoker.formats.megatron import token_dtype
 from stoker.formats.sizes import counted
 from stoker.manifest import TokenizerRecord
 from stoker.prepare.curate.recipe import Curation
+from stoker.prepare.media.recipe import Media, MediaOptions
 from stoker.prepare.neardup import Sketch, choose_sketch
 from stoker.prepare.shuffle import KEYS, Cells
 from stoker.prepare.sources.discover import cut
@@ -49,9 +50,10 @@ class Options:
 
     sources: tuple[str, ...]
     out: str
-    tokenizer: str
+    tokenizer: str = ""
     reading: Reading = field(default_factory=Reading)
     curation: Curation = field(default_factory=Curation)
+    media: MediaOptions = field(default_factory=MediaOptions)
     split: str = "train"
     format: str = "megatron"
     zstd: bool = False
@@ -77,8 +79,6 @@ class Options:
             raise UsageError(
                 "several epochs without a shuffle would be copies of one", hint="leave --no-shuffle out"
             )
-        if self.near_dedup:
-            choose_sketch(self.near_dedup)
         if not 0 < self.reading.max_document_bytes <= _LARGEST_DOCUMENT:
             raise UsageError(
                 f"a limit of {self.reading.max_document_bytes:,} bytes for a document cannot be kept",
@@ -94,7 +94,7 @@ class Plan:
     splits: tuple[tuple[Piece, ...], ...]
     reading: Reading
     curation: Curation
-    tokenizer: TokenizerRecord
+    tokenizer: TokenizerRecord | None
     family: str
     format: str
     zstd: bool
@@ -107,10 +107,13 @@ class Plan:
     on_error: str
     out: str
     curation_digest: str
+    media: Media | None = None
 
     @cached_property
     def digest(self) -> str:
         content = {"version": VERSION, **asdict(self), "out": ""}
+        if self.media is None:  # as before there was any: a dataset of text is still its command's
+            del content["media"]
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
     @property
@@ -119,7 +122,7 @@ class Plan:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return token_dtype(self.tokenizer.vocabulary)
+        return token_dtype(self.tokenizer.vocabulary if self.tokenizer else 1)
 
     @property
     def layout(self) -> Layout:
@@ -137,23 +140,25 @@ class Plan:
 
     @property
     def marks(self) -> Marks:
+        if self.tokenizer is None:
+            return Marks()
         before, after = self.tokenizer.bos, self.tokenizer.eod
         return Marks(before=() if before is None else (before,), after=() if after is None else (after,))
 
     @property
     def straight(self) -> bool:
         """With neither a shuffle nor a search for copies, splits become shards in one pass."""
-        return is_straight(self)
+        return is_straight(self) and not self.media
 
     @property
     def sketch(self) -> Sketch | None:
-        return choose_sketch(self.near_dedup) if self.near_dedup else None
+        return choose_sketch(self.near_dedup) if self.near_dedup and not self.media else None
 
     @property
     def steps(self) -> list[str]:
         """What documents pass, by name, for statistics."""
         meeting = {"duplicates": self.dedup, "near_duplicates": bool(self.near_dedup)}
-        named = [ask.step for ask in self.curation.steps]
+        named = ["media"] if self.media else [ask.step for ask in self.curation.steps]
         return list(dict.fromkeys([*named, *(step for step, asked in meeting.items() if asked)]))
 
     @property
@@ -167,11 +172,13 @@ class Plan:
         if self.straight:
             return {"write": len(self.splits)}
         bands = (self.sketch.bands if self.sketch else 0) + self.exact_match
+        if self.media:
+            bands = self.media.bands + self.exact_match
         counts = {
             "map": len(self.splits),
             "match": bands * self.match_parts,
             "confirm": _CONFIRM_TASKS * self.match_parts if self.sketch else 0,
-            "cluster": 1 if self.sketch else 0,
+            "cluster": 1 if self.near_dedup else 0,
             "write": max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes),
         }
         return {stage: count for stage, count in counts.items() if count}
@@ -186,6 +193,9 @@ class Plan:
 
     def cells(self, *, tokens: int, text_bytes: int) -> Cells:
         """How the tokens that pass one made are cut into shards, and shards into cells."""
+        if self.media:  # samples are streamed: a cell is a shard
+            shards = max(-(-text_bytes // self.shard_bytes), min(_FEW_SHARDS, text_bytes // _SMALL_SHARD), 1)
+            return Cells(universe=KEYS if self.shuffle else text_bytes + 1, shards=shards, per_shard=1)
         size = tokens * self.dtype.itemsize + (text_bytes * 3 if self.layout.with_texts else 0)
         shards = max(-(-size // self.shard_bytes), min(_FEW_SHARDS, size // _SMALL_SHARD), 1)
         return Cells(
@@ -198,10 +208,16 @@ class Plan:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
 
-def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerRecord, family: str) -> Plan:
+def make_plan(
+    options: Options,
+    sources: Sequence[Source],
+    tokenizer: TokenizerRecord | None,
+    family: str,
+    media: Media | None = None,
+) -> Plan:
     """Cut the sources and fix every choice."""
     total = sum(source.bytes for source in sources)
-    if is_straight(options):
+    if is_straight(options) and not media:
         split_bytes = max(2 * _SMALL_SHARD, min(2 * options.shard_bytes, total // _FEW_SHARDS))
     else:
         split_bytes = max(_SPLIT_BYTES[0], min(_SPLIT_BYTES[1], total // _SPLITS))
@@ -217,7 +233,11 @@ def make_plan(options: Options, sources: Sequence[Source], tokenizer: TokenizerR
         tokenizer=tokenizer,
         family=family,
         curation_digest=options.curation.digest(),
-        **{name: getattr(options, name) for name in _SHARED},
+        media=media,
+        **{
+            **{name: getattr(options, name) for name in _SHARED},
+            **({"format": "webdataset"} if media else {}),
+        },
     )
 
 
@@ -252,6 +272,7 @@ def _from_plain(raw: dict[str, Any]) -> Plan:
             "splits": tuple(tuple(Piece(**piece) for piece in split) for split in raw["splits"]),
             "reading": Reading(**raw["reading"]),
             "curation": Curation.from_plain(raw["curation"]),
-            "tokenizer": TokenizerRecord(**raw["tokenizer"]),
+            "tokenizer": TokenizerRecord(**raw["tokenizer"]) if raw["tokenizer"] else None,
+            "media": Media.from_plain(raw["media"]) if raw.get("media") else None,
         }
     )

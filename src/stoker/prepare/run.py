@@ -24,10 +24,14 @@ from stoker.prepare.finish import Prepared, already_there, check_out, check_stag
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
 from stoker.prepare.leftovers import sweep
+from stoker.prepare.media.find import find_media
+from stoker.prepare.media.listing import keep_listing
+from stoker.prepare.media.planning import captions_of, check_media, check_text, media_plan
 from stoker.prepare.plan import Options, Plan, make_plan
-from stoker.prepare.sources.discover import check_reading, discover
+from stoker.prepare.sources.discover import check_reading, discover, look_at
 from stoker.prepare.sources.documents import Piece, Source
 from stoker.prepare.sources.read import read_piece
+from stoker.prepare.tokens import Tokenizer
 from stoker.storage import is_local, local_path, new_file
 
 # What an engine is tried on before it is chosen: documents of up to four files of each source named.
@@ -169,6 +173,30 @@ def submit(
 
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
     """Look at the sources, choose the engine, and write the plan into its folder."""
+    look = look_at(lines=options.reading.lines, split=options.split, out=options.out, say=watcher.note)
+    found = find_media(options.sources, options.media, look, tokenizer=options.tokenizer)
+    if found:
+        check_media(options)
+        tokenizer, record = _chosen_tokenizer(options, captions_of(found), watcher)
+        plan = media_plan(options, found, record, tokenizer)
+    else:
+        sources = _text_sources(options, watcher)
+        tokenizer, record = _chosen_tokenizer(options, _first_documents(sources, options), watcher)
+        assert tokenizer
+        plan = make_plan(options, sources, record, tokenizer.family)
+    job = Job(plan=plan, folder=work_folder(plan, work))
+    check_out(plan)
+    for other in _left_behind(job):
+        watcher.note(f"{other} is of a run with other sources or options; if that has ended, delete it")
+    for number, listing in (found.listings if found else {}).items():
+        keep_listing(listing, job.listing(number))
+    if tokenizer:
+        _write_down(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
+    _write_down(job.folder / "plan.json", plan.to_json())
+    return job
+
+
+def _text_sources(options: Options, watcher: Watcher) -> list[Source]:
     sources = discover(
         options.sources,
         lines=options.reading.lines,
@@ -176,14 +204,23 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
         out=options.out,
         say=watcher.note,
     )
+    check_text(options)
     check_reading(sources, lines=options.reading.lines)
     _check_packages(options, sources)
+    return sources
+
+
+def _chosen_tokenizer(
+    options: Options, first: Sequence[str], watcher: Watcher
+) -> tuple[Tokenizer | None, TokenizerRecord | None]:
+    """The tokenizer and the engine that runs it, tried on the first documents; none where none is named."""
+    if not options.tokenizer:
+        return None, None
     tokenizer = tokens.load_tokenizer(options.tokenizer)
-    first = _first_documents(sources, options)
     engine, refused = tokens.choose_engine(tokenizer, options.engine, first)
     for reason in refused:
         watcher.note(f"not used: {reason}")
-    record = TokenizerRecord(
+    return tokenizer, TokenizerRecord(
         name=options.tokenizer,
         digest=tokenizer.digest,
         vocabulary=tokenizer.vocabulary,
@@ -192,14 +229,6 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
         engine=engine,
         engine_version=tokens.engine_version(engine),
     )
-    plan = make_plan(options, sources, record, tokenizer.family)
-    job = Job(plan=plan, folder=work_folder(plan, work))
-    check_out(plan)
-    for other in _left_behind(job):
-        watcher.note(f"{other} is of a run with other sources or options; if that has ended, delete it")
-    _write_down(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
-    _write_down(job.folder / "plan.json", plan.to_json())
-    return job
 
 
 def _check_packages(options: Options, sources: Sequence[Source]) -> None:

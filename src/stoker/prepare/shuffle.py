@@ -122,7 +122,7 @@ def gather(
     runs: Sequence[Run], *, low: int, high: int, shuffled: bool, item_bytes: int, with_texts: bool
 ) -> Gathered:
     """Read the documents whose coordinate lies in [low, high), and sort them if they are shuffled."""
-    stretches = [_stretch(run, low, high, shuffled) for run in runs]
+    stretches = [stretch(run, low, high, shuffled=shuffled) for run in runs]
     tokens, starts = _read_column(runs, stretches, ".tokens", "start", "tokens", item_bytes)
     texts, text_starts = memoryview(b""), starts
     if with_texts:
@@ -140,8 +140,8 @@ def slices(buffer: memoryview, starts: npt.NDArray[Any], sizes: npt.NDArray[Any]
     return [buffer[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def _stretch(run: Run, low: int, high: int, shuffled: bool) -> Table:
-    """The rows of a run whose coordinate lies in [low, high)."""
+def stretch(run: Run, low: int, high: int, *, shuffled: bool, by: str = "start") -> Table:
+    """The rows of a run whose coordinate lies in [low, high): the key, or the place in the column `by`."""
     table = run.table()
     if shuffled:
         last = np.uint64(high - 1)  # 2^64 itself does not fit the key's type
@@ -150,8 +150,8 @@ def _stretch(run: Run, low: int, high: int, shuffled: bool) -> Table:
             np.searchsorted(table["key"], last, "right"),
         )
     else:
-        base = int(table["start"][0]) if len(table) else 0
-        first, stop = np.searchsorted(table["start"] - base + run.first, (low, high))
+        base = int(table[by][0]) if len(table) else 0
+        first, stop = np.searchsorted(table[by] - base + run.first, (low, high))
     return np.array(table[first:stop])
 
 

@@ -126,7 +126,7 @@ class SpillWriter:
         self._marks = marks
         self._keep_texts, self._sketch = keep_texts, sketch
         self._pending = _Pending()
-        self._files: dict[str, _ScratchFile] = {}
+        self._files: dict[str, ScratchFile] = {}
         self._written = {suffix: [0] * ordering.epochs for suffix in ("tokens", "text")}
         self.runs: list[dict[str, int]] = []
         self.copies = self.copied_bytes = 0
@@ -235,9 +235,9 @@ class SpillWriter:
         table[start] = written[epoch] + ends - table[size]
         written[epoch] += int(ends[-1])
 
-    def _file(self, suffix: str) -> _ScratchFile:
+    def _file(self, suffix: str) -> ScratchFile:
         if suffix not in self._files:
-            self._files[suffix] = _ScratchFile(self._path.with_name(f"{self._path.name}.{suffix}"))
+            self._files[suffix] = ScratchFile(self._path.with_name(f"{self._path.name}.{suffix}"))
         return self._files[suffix]
 
 
@@ -250,7 +250,7 @@ def _words_of(texts: Texts) -> list[npt.NDArray[np.uint64]]:
     ]
 
 
-class _ScratchFile:
+class ScratchFile:
     """A file under a temporary name until it is whole."""
 
     def __init__(self, path: Path) -> None:

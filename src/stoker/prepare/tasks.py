@@ -15,16 +15,16 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from stoker.prepare.copies import cluster, confirm, match, read_list
+from stoker.prepare.copies import Drops, cluster, confirm, match
 from stoker.prepare.curate.pipeline import count_sources
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.encode import Encoder
 from stoker.prepare.job import Job, open_job
+from stoker.prepare.media.looks import cluster_looks, match_looks
+from stoker.prepare.media.tasks import map_media, write_media
 from stoker.prepare.plan import Plan
-from stoker.prepare.shuffle import Cells, Gathered, Run, Table, duplicates, gather
-from stoker.prepare.sources.documents import sources_of
+from stoker.prepare.shuffle import Cells, Gathered, Run, gather
 from stoker.prepare.spill import SpillWriter, encoded_group
 from stoker.prepare.writer import Shard, write_shard
 from stoker.spans import span
@@ -35,7 +35,7 @@ def run_task(folder: Path, stage: str, number: int) -> None:
     job = open_job(folder)
     if job.ledger.result(stage, number) is None:
         with span(f"prepare.{stage}", step=number):
-            _TASKS[stage](job, number)
+            (_MEDIA_TASKS if job.plan.media else _TASKS)[stage](job, number)
 
 
 # --- map ------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def _up_to(limit: int, first: Gathered, groups: Iterator[Gathered]) -> Iterator[
 
 def _gathered_shards(job: Job, number: int, statistics: Statistics) -> Iterator[Shard]:
     """Shards of a range of coordinates, from every spill."""
-    drops = _Drops(job)
+    drops = Drops(job)
     for epoch in range(job.plan.epochs):
         runs = job.runs(epoch)
         cells = job.plan.cells(
@@ -123,7 +123,7 @@ def _gathered_shards(job: Job, number: int, statistics: Statistics) -> Iterator[
         for shard in _my_shards(number, tasks=job.plan.stages["write"], shards=cells.shards):
             groups = (
                 _counted(
-                    drops.without(_gather(job.plan, runs, cells, shard, cell), counted), counted, job.plan
+                    _without(drops, _gather(job.plan, runs, cells, shard, cell), counted), counted, job.plan
                 )
                 for cell in range(cells.per_shard)
             )
@@ -133,6 +133,10 @@ def _gathered_shards(job: Job, number: int, statistics: Statistics) -> Iterator[
                 yield written
             else:
                 written.remove(job.target)
+
+
+def _without(drops: Drops, group: Gathered, statistics: Statistics) -> Gathered:
+    return replace(group, table=drops.without(group.table, statistics))
 
 
 def _my_shards(number: int, *, tasks: int, shards: int) -> range:
@@ -169,47 +173,5 @@ def _counted(group: Gathered, statistics: Statistics, plan: Plan) -> Gathered:
     return group
 
 
-class _Drops:
-    """Which documents are copies: neighbours of the same content, or listed by a match task."""
-
-    def __init__(self, job: Job) -> None:
-        self._plan = job.plan
-        self._neighbours = job.plan.dedup and job.plan.shuffle
-        self._lists: dict[str, list[npt.NDArray[np.uint64]]] = {"duplicate": [], "near_duplicate": []}
-        for number, result in enumerate(job.results("match")):
-            if not result["near"]:
-                self._lists["duplicate"].append(read_list(job.drops("match", number)))
-        for number in range(len(job.results("cluster"))):
-            self._lists["near_duplicate"].append(read_list(job.drops("cluster", number)))
-
-    def without(self, group: Gathered, statistics: Statistics) -> Gathered:
-        """The documents that stay; the others are counted under the first reason that names them."""
-        table = group.table
-        gone = duplicates(table) if self._neighbours else np.zeros(len(table), np.bool_)
-        counted = np.zeros_like(gone)
-        for reason, lists in self._lists.items():
-            for places in lists:
-                gone |= _contains(places, table["location"])
-            new = gone & ~counted
-            if new.any():
-                self._count(reason, table[new], statistics)
-            counted |= gone
-        return replace(group, table=table[~gone])
-
-    def _count(self, reason: str, gone: Table, statistics: Statistics) -> None:
-        size = int(gone["text_bytes"].sum(dtype=np.int64))
-        statistics.drop(reason, size, documents=len(gone))
-        numbers, counts = np.unique(sources_of(gone["location"].astype(np.int64)), return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            source = self._plan.sources[number]
-            statistics.funnel[f"{reason}s", reason, source.origin or source.url] += count
-
-
-def _contains(ordered: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    if not len(ordered):
-        return np.zeros(len(values), np.bool_)
-    at = np.searchsorted(ordered, values)
-    return np.asarray(ordered[np.minimum(at, len(ordered) - 1)] == values)
-
-
 _TASKS = {"map": _map, "match": match, "confirm": confirm, "cluster": cluster, "write": _write}
+_MEDIA_TASKS = {"map": map_media, "match": match_looks, "cluster": cluster_looks, "write": write_media}

@@ -61,7 +61,7 @@ def write_shard(
 
 def _write_megatron(folder: Path, name: str, groups: Iterable[Gathered], layout: Layout, epoch: int) -> Shard:
     lengths = [np.zeros(0, np.int64)]
-    with _hashed_file(folder / f"{name}.bin", zstd=layout.zstd) as data:
+    with hashed_file(folder / f"{name}.bin", zstd=layout.zstd) as data:
         for group in groups:
             if group.is_in_order(layout.dtype.itemsize):
                 data.write(group.tokens)
@@ -71,7 +71,7 @@ def _write_megatron(folder: Path, name: str, groups: Iterable[Gathered], layout:
             lengths.append(group.table["tokens"].astype(np.int64))
     sizes = np.concatenate(lengths)
     index = megatron.index_bytes(sizes, dtype=layout.dtype)
-    return _finish(folder, name, data, (".idx", index), len(sizes), int(sizes.sum()), epoch)
+    return finish_shard(folder, name, data, (".idx", index), len(sizes), int(sizes.sum()), epoch)
 
 
 def _write_webdataset(
@@ -80,7 +80,7 @@ def _write_webdataset(
     orjson = require("orjson", extra="tokens")
     numpy_option = orjson.OPT_SERIALIZE_NUMPY
     samples = tokens = 0
-    with _hashed_file(folder / f"{name}.tar", zstd=layout.zstd) as data:
+    with hashed_file(folder / f"{name}.tar", zstd=layout.zstd) as data:
         archive = tar.TarWriter(data)
         for group in groups:
             texts = slices(group.texts, group.table["text_start"], group.table["text_bytes"].astype(np.int64))
@@ -95,7 +95,7 @@ def _write_webdataset(
                 samples += 1
                 tokens += len(ids)
         index = archive.close()
-    return _finish(folder, name, data, (".index.npz", tar.index_bytes(index)), samples, tokens, epoch)
+    return finish_shard(folder, name, data, (".index.npz", tar.index_bytes(index)), samples, tokens, epoch)
 
 
 def _token_views(group: Gathered, layout: Layout) -> Iterator[list[memoryview]]:
@@ -124,7 +124,8 @@ class _Hashed:
 
 
 @contextmanager
-def _hashed_file(path: Path, *, zstd: bool = False) -> Iterator[_Hashed]:
+def hashed_file(path: Path, *, zstd: bool = False) -> Iterator[_Hashed]:
+    """A new file that appears when it is whole, and its digests."""
     path = path.with_name(f"{path.name}.zst") if zstd else path
     with new_file(path, owner=owner()) as file:
         hold(file)
@@ -133,11 +134,12 @@ def _hashed_file(path: Path, *, zstd: bool = False) -> Iterator[_Hashed]:
         hashed.end()
 
 
-def _finish(
+def finish_shard(
     folder: Path, name: str, data: _Hashed, index: tuple[str, bytes], samples: int, tokens: int, epoch: int
 ) -> Shard:
+    """Write what indexes a data file, and put both into a record."""
     suffix, content = index
-    with _hashed_file(folder / f"{name}{suffix}") as side:
+    with hashed_file(folder / f"{name}{suffix}") as side:
         side.write(content)
     record = ShardRecord(
         name=name, samples=samples, tokens=tokens, epoch=epoch, files=(data.record(), side.record())

@@ -14,7 +14,7 @@ from stoker.report.page.markup import Html, join, tag
 from stoker.report.page.tables import figures
 from stoker.report.units import percent, size
 
-_SOURCES_SHOWN, _LANGUAGES_SHOWN = 50, 30
+_SOURCES_SHOWN, _LANGUAGES_SHOWN, _CLASSES_SHOWN = 50, 30, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +55,37 @@ def lines(url: str, manifest: Manifest, statistics: Statistics) -> list[str]:
     told += [
         f"skipped  {counted(count, 'document')}: {reason}" for reason, count in sorted(statistics.bad.items())
     ]
+    told += _media_lines(statistics)
     told.append(
         f"out      {_documents(statistics.documents_out)}, {statistics.tokens_out:,} tokens, "
         f"{counted(len(manifest.shards), 'shard')}"
     )
     told += [f"  {row[0]}: {row[5]} tokens, {row[6]} of all" for row in _source_rows(statistics)]
     return told
+
+
+def _media_lines(statistics: Statistics) -> list[str]:
+    """What samples of media hold."""
+    told = []
+    for what, rows in media_tables(statistics):
+        some = ", ".join(f"{name} {count:,}" for name, count in rows[:_CLASSES_SHOWN])
+        more = f", and {len(rows) - _CLASSES_SHOWN:,} more" if len(rows) > _CLASSES_SHOWN else ""
+        told.append(f"{what:20} {some}{more}")
+    return told
+
+
+def media_tables(statistics: Statistics) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Formats, sizes, classes and changes of media, each with its counts."""
+    tables: dict[str, Counter[str]] = {}
+    for (what, name), count in statistics.media.items():
+        tables.setdefault(what.replace("_", " "), Counter())[name] += count
+    return [(what, _ordered(what, rows)) for what, rows in sorted(tables.items())]
+
+
+def _ordered(what: str, rows: Counter[str]) -> list[tuple[str, int]]:
+    if what == "longest side":
+        return sorted(rows.items(), key=lambda row: int(row[0].partition("-")[0]))
+    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))
 
 
 def page(url: str, manifest: Manifest, statistics: Statistics) -> str:
@@ -73,6 +98,7 @@ def page(url: str, manifest: Manifest, statistics: Statistics) -> str:
         "languages": _languages(statistics),
         "lengths": _lengths(statistics),
         "found": _found(statistics),
+        "media": _media(statistics),
         "samples": _samples(statistics),
     }
     return static_page(f"Curation of {url}", parts)
@@ -193,6 +219,18 @@ def _found(statistics: Statistics) -> Html:
         if step != "language"
     ]
     return join(tag("h2", "Found on the way"), _table(("step", "what", "how many"), rows)) if rows else Html()
+
+
+def _media(statistics: Statistics) -> Html:
+    return join(
+        *(
+            join(
+                tag("h2", f"Media: {what}"),
+                _table((what, "samples"), [(name, f"{count:,}") for name, count in rows]),
+            )
+            for what, rows in media_tables(statistics)
+        )
+    )
 
 
 def _samples(statistics: Statistics) -> Html:

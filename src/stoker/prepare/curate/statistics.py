@@ -35,6 +35,8 @@ class Statistics:
     found: Counter[tuple[str, str]] = field(default_factory=Counter)
     # (which sum, source): documents_in, bytes_in, documents_out, bytes_out, tokens_out
     sources: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # of media: what samples hold ("formats", "classes", "longest_side"), and what was "changed" about images
+    media: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)  # the steps as documents passed them
 
@@ -80,7 +82,7 @@ class Statistics:
 
 
 _SUMS = ("documents_in", "bytes_in", "documents_out", "bytes_out", "tokens_out")
-_COUNTERS = ("dropped", "dropped_bytes", "bad", "lengths", "funnel", "changed", "found", "sources")
+_COUNTERS = ("dropped", "dropped_bytes", "bad", "lengths", "funnel", "changed", "found", "sources", "media")
 
 
 def _nested(counter: Counter[Any]) -> dict[str, Any]:

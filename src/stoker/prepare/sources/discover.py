@@ -38,7 +38,7 @@ _KINDS = {
     ".tar": "webdataset",
 }
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
-_GLOB_MARKS = set("*?[")
+GLOB_MARKS = set("*?[")
 _KINDS_SHOWN = 5
 
 
@@ -53,10 +53,10 @@ def discover(
     """Every source behind these names, each once, in the order of the names and then of the paths. What
     is made in `out` is no source of the folder around it; files of no known kind are told to `say`."""
     sources: dict[tuple[str, str], Source] = {}
-    look = _Look(lines=lines, split=split, out=_absolute(out), say=say)
+    look = look_at(lines=lines, split=split, out=out, say=say)
     for name in names:
         with named_errors("read", name):
-            found = _behind(name, look)
+            found = behind(name, look)
         if not found:
             raise UnreadableError(f"{name} holds nothing to read", hint=f"it may hold {_readable()} files")
         for source in found:
@@ -71,13 +71,26 @@ def _spelled_once(url: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Look:
+class Look:
     """How to look at a name."""
 
     lines: bool
     split: str
     out: str
     say: Callable[[str], None]
+
+    def sources(self, base: str, entries: list[Entry]) -> list[Source]:
+        """These files of a folder, as sources."""
+        return _sources(base, entries, self)
+
+    def is_text(self, path: str) -> bool:
+        """Whether a file of this name is read as text."""
+        return _kind(path) in ("jsonl", "text")
+
+
+def look_at(*, lines: bool, split: str, out: str, say: Callable[[str], None]) -> Look:
+    """How to look at the names of a command."""
+    return Look(lines=lines, split=split, out=_absolute(out), say=say)
 
 
 def cut(sources: Sequence[Source], *, split_bytes: int) -> list[tuple[Piece, ...]]:
@@ -99,22 +112,21 @@ def cut(sources: Sequence[Source], *, split_bytes: int) -> list[tuple[Piece, ...
     return splits
 
 
-def _behind(name: str, look: _Look) -> list[Source]:
+def behind(name: str, look: Look) -> list[Source]:
+    """The sources that a name stands for."""
     if url_scheme(name) == "hf":
         return tables.hub_sources(name.removeprefix("hf://"), look.split)
     if is_local(name):
         path = local_path(name).absolute()  # tasks may run in another folder, or on another machine
-        if _is_there(path) and path.is_dir():
+        if is_there(path) and path.is_dir():
             if tables.is_saved_dataset(path):
                 return tables.saved_sources(path, look.split)
             return _folder(str(path), _entries_below(path), look)
-        if _is_there(path):
-            return _sources(*_one_file(str(path)), look)
-        if _GLOB_MARKS & set(str(path)):
+        if is_there(path):
+            return _sources(*only_file(str(path)), look)
+        if GLOB_MARKS & set(str(path)):
             matches = sorted(glob.glob(str(path), recursive=True))
-            return [
-                source for match in matches if not Path(match).is_dir() for source in _behind(match, look)
-            ]
+            return [source for match in matches if not Path(match).is_dir() for source in behind(match, look)]
         raise UnreadableError(f"{name} does not exist", hint="check the path, and quote globs with **")
     return _remote(name, look)
 
@@ -123,7 +135,7 @@ def _absolute(url: str) -> str:
     return str(local_path(url).absolute()) if url and is_local(url) else url.rstrip("/")
 
 
-def _folder(base: str, entries: list[Entry], look: _Look) -> list[Source]:
+def _folder(base: str, entries: list[Entry], look: Look) -> list[Source]:
     """What a folder or prefix holds, without what is hidden in it, and without what we make there."""
     base = base.rstrip("/")
     if base == look.out:
@@ -167,7 +179,7 @@ def _files_below(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Itera
             yield Path(entry.path)
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Unlike Path.exists, this tells a missing file from one behind a closed folder."""
     try:
         path.stat()
@@ -176,32 +188,33 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _remote(name: str, look: _Look) -> list[Source]:
-    if _GLOB_MARKS & set(name):
-        fixed = name[: min(name.index(mark) for mark in _GLOB_MARKS if mark in name)].rpartition("/")[0]
+def _remote(name: str, look: Look) -> list[Source]:
+    if GLOB_MARKS & set(name):
+        fixed = name[: min(name.index(mark) for mark in GLOB_MARKS if mark in name)].rpartition("/")[0]
         pattern = name.removeprefix(fixed).lstrip("/")
-        entries = [entry for entry in open_store(fixed).list() if _matches(entry.path, pattern)]
+        entries = [entry for entry in open_store(fixed).list() if matches(entry.path, pattern)]
         return _sources(fixed, entries, look)
     if _kind(name):
-        return _sources(*_one_file(name), look)
+        return _sources(*only_file(name), look)
     return _folder(name, list(open_store(name).list()), look)
 
 
-def _matches(path: str, pattern: str) -> bool:
+def matches(path: str, pattern: str) -> bool:
     """As a shell has it, and glob for local files: a star stays in its folder, two stars do not."""
     wanted, _, deeper = pattern.partition("/")
     name, _, rest = path.partition("/")
     if wanted == "**":
-        return not deeper or _matches(path, deeper) or (bool(rest) and _matches(rest, pattern))
-    return bool(rest) == bool(deeper) and fnmatchcase(name, wanted) and (not rest or _matches(rest, deeper))
+        return not deeper or matches(path, deeper) or (bool(rest) and matches(rest, pattern))
+    return bool(rest) == bool(deeper) and fnmatchcase(name, wanted) and (not rest or matches(rest, deeper))
 
 
-def _one_file(url: str) -> tuple[str, list[Entry]]:
+def only_file(url: str) -> tuple[str, list[Entry]]:
+    """One file, and the folder it is in."""
     folder, path = split_url(url)
     return folder, [open_store(folder).stat(path)]
 
 
-def _sources(base: str, entries: list[Entry], look: _Look) -> list[Source]:
+def _sources(base: str, entries: list[Entry], look: Look) -> list[Source]:
     sources = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         url = join_url(base, entry.path)

@@ -31,10 +31,10 @@ def read_piece(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
     }
     yield from readers[source.kind](source, piece, reading)
     if source.kind not in ("saved", "hub"):
-        _check_unchanged(source)
+        check_unchanged(source)
 
 
-def _check_unchanged(source: Source) -> None:
+def check_unchanged(source: Source) -> None:
     """Pieces were cut of the file as the plan saw it: of another one lines would be lost or read twice."""
     folder, name = split_url(source.url)
     found = open_store(folder).stat(name)
@@ -73,11 +73,11 @@ def _read_tar(source: Source, piece: Piece, reading: Reading) -> Iterator[Docume
             yield from _tar_documents(source, reading, seen, through_damage=True)
 
 
-class _StrictHeader(tarfile.TarInfo):
+class StrictHeader(tarfile.TarInfo):
     """tarfile takes a damaged header, unless it is the first, for the end of the archive."""
 
     @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictHeader:
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> StrictHeader:
         try:
             return super().fromtarfile(tarfile_)
         except tarfile.HeaderError as error:
@@ -102,7 +102,7 @@ def _tar_documents(
             fileobj=file,
             mode="r|",
             ignore_zeros=through_damage,
-            tarinfo=tarfile.TarInfo if through_damage else _StrictHeader,
+            tarinfo=tarfile.TarInfo if through_damage else StrictHeader,
         ) as archive,
     ):
         members = _text_members(archive, reading, after=seen.offset)

@@ -20,18 +20,22 @@ _ROWS = 1024  # per block, fewer where rows are long
 def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """The text column of row groups or record batches `piece.start` to `piece.stop`. What is damaged in one
     of them loses nothing of the others."""
-    arrow = require("pyarrow", extra="arrow")
-    damage = (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError)
     try:
-        with _open(source.url, source.kind) as table:
+        with opened(source.url, source.kind) as table:
             for group in _groups(table, source.kind, piece, reading.field):
-                yield from _readable(source, reading, group, damage)
+                yield from _readable(source, reading, group, damage())
     except KeyError as error:
         raise _no_column(source, reading, error) from error
-    except damage as error:
-        _raise_unreadable(source.url, error)
+    except damage() as error:
+        raise_unreadable(source.url, error)
         bad = BadRecord(where=source.url, reason="truncated", detail=f"the file is damaged: {error}")
         yield Documents(bad=[bad])
+
+
+def damage() -> tuple[type[Exception], ...]:
+    """What Arrow raises where a file is damaged; `raise_unreadable` tells the disk's errors from these."""
+    arrow = require("pyarrow", extra="arrow")
+    return (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +50,7 @@ class _Group:
 
 
 def _readable(
-    source: Source, reading: Reading, group: _Group, damage: tuple[type[Exception], ...]
+    source: Source, reading: Reading, group: _Group, kinds: tuple[type[Exception], ...]
 ) -> Iterator[Documents]:
     """The rows of a group up to what is damaged in it; the rest is counted."""
     done, error = 0, None
@@ -61,8 +65,8 @@ def _readable(
                     yield _documents(source, reading, fresh, group.start + passed - len(fresh))
                     done = passed
             return
-        except damage as found:
-            _raise_unreadable(source.url, found)
+        except kinds as found:
+            raise_unreadable(source.url, found)
             error = found
     bad = BadRecord(
         where=f"{source.url} row {group.start + done:,}",
@@ -77,16 +81,16 @@ def units(url: str, kind: str) -> int:
     """Row groups or record batches of a file; a damaged one counts as one and fails when it is read."""
     arrow = require("pyarrow", extra="arrow")
     try:
-        with _open(url, kind) as table:
+        with opened(url, kind) as table:
             if kind == "parquet":
                 return max(1, int(table.num_row_groups))
             return max(1, int(getattr(table, "num_record_batches", 1)))
     except (arrow.ArrowInvalid, OSError) as error:
-        _raise_unreadable(url, error)
+        raise_unreadable(url, error)
         return 1
 
 
-def _raise_unreadable(url: str, error: Exception) -> None:
+def raise_unreadable(url: str, error: Exception) -> None:
     """Arrow calls damage an OSError too, but has no number for it: what has one is the disk's or network's,
     and no record to skip."""
     if isinstance(error, OSError) and error.errno:
@@ -95,7 +99,7 @@ def _raise_unreadable(url: str, error: Exception) -> None:
 
 
 @contextmanager
-def _open(url: str, kind: str) -> Iterator[Any]:
+def opened(url: str, kind: str) -> Iterator[Any]:
     """The table in a file. Arrow does not close a file that it was given."""
     folder, name = split_url(url)
     with open_store(folder).open(name) as file:
@@ -132,7 +136,7 @@ def _row_groups(table: Any, piece: Piece, field: str) -> Iterator[_Group]:
             batches = table.iter_batches(batch_size=rows, row_groups=[number], columns=[field])
             return (batch.column(0) for batch in batches)
 
-        block = _rows_per_block(group.total_byte_size, group.num_rows)
+        block = rows_per_block(group.total_byte_size, group.num_rows)
         yield _Group(start=row, rows=group.num_rows, block=block, read=read)
         row += group.num_rows
 
@@ -177,11 +181,11 @@ def _streamed(table: Any, field: str) -> Iterator[_Group]:
 def _cut_column(batch: Any, field: str, most: int) -> Iterator[Any]:
     """The text column of a batch, in blocks worth a round."""
     column = batch.column(batch.schema.names.index(field))
-    rows = min(most, _rows_per_block(column.nbytes, len(column)))
+    rows = min(most, rows_per_block(column.nbytes, len(column)))
     return (column.slice(start, rows) for start in range(0, len(column), rows))
 
 
-def _rows_per_block(size: int, rows: int) -> int:
+def rows_per_block(size: int, rows: int) -> int:
     return max(1, min(_ROWS, BLOCK_BYTES * rows // max(1, size)))
 
 
@@ -268,10 +272,7 @@ def hub_sources(name: str, split: str) -> list[Source]:
 
 def read_dataset(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """Rows `piece.start` to `piece.stop`, in the dataset's own order (its indices are honoured)."""
-    if source.kind == "saved":
-        dataset = require("datasets", extra="hf").load_from_disk(source.url)
-    else:
-        dataset = _load_hub(source.url.removeprefix("hf://"), source.part)
+    dataset = open_dataset(source)
     if reading.field not in dataset.column_names:
         raise _no_column(source, reading, KeyError(reading.field))
     column = dataset.select_columns([reading.field]).with_format("arrow")
@@ -281,6 +282,13 @@ def read_dataset(source: Source, piece: Piece, reading: Reading) -> Iterator[Doc
         read = partial(_dataset_rows, column, start, stop)
         group = _Group(start=start, rows=stop - start, block=_ROWS, read=read)
         yield from _readable(source, reading, group, (arrow.ArrowInvalid, OSError))
+
+
+def open_dataset(source: Source) -> Any:
+    """The dataset behind a saved or hub source."""
+    if source.kind == "saved":
+        return require("datasets", extra="hf").load_from_disk(source.url)
+    return _load_hub(source.url.removeprefix("hf://"), source.part)
 
 
 def _dataset_rows(dataset: Any, start: int, stop: int, rows: int) -> Iterator[Any]:

@@ -1,0 +1,1 @@
+"""Images, audio and video, from folders, tables and tars to samples of WebDataset shards."""

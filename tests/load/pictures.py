@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
 from small_datasets import _Sink, write_dataset, write_files
+
 from stoker.formats import tar
 
 

@@ -94,7 +94,8 @@ class SampleAssembler:
     def _shard_of(self, task: Task, row: int) -> str:
         layout = self._layouts[task.draw.keys[task.draw.chunk[row]][0]]
         shard = int(layout.shard_of(task.draw.sample[row : row + 1])[0])
-        return layout.shards[shard].files[0].name
+        name: str = layout.shards[shard].files[0].name
+        return name
 
     def _cut(self, task: Task, row: int, held: Sequence[Chunk], good: Any) -> Sample:
         sample, number = int(task.draw.sample[row]), task.draw.chunk[row]

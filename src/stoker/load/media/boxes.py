@@ -51,14 +51,9 @@ def uniforms(keys: Keys, count: int) -> npt.NDArray[np.float64]:
 def crop_of(image: Image, width: int, height: int, numbers: Sequence[float], *, turn: int = 1) -> Crop:
     """What to make of an image that is stored with this width and height, and is to be turned so."""
     seen = (height, width) if turn in _SWAPPED else (width, height)
-    if image.crop == "random":
-        box = clip = _random(image, *seen, numbers)
-        size = (image.size, image.size)
-    elif image.crop == "center":
-        box, clip, size = _middle(image, *seen), (0, 0, *seen), (image.size, image.size)
-    else:
-        box = clip = (0, 0, *seen)
-        size = seen
+    clip = _random(image, *seen, numbers) if image.crop == "random" else (0, 0, *seen)
+    box = _middle(image, *seen) if image.crop == "center" else clip
+    size = seen if image.crop == "whole" else (image.size, image.size)
     mirrored = image.flip and numbers[_FLIP] < 0.5
     if turn == 1:
         return Crop(box=box, clip=clip, width=size[0], height=size[1], mirrored=mirrored)

@@ -23,14 +23,15 @@ NAME = "image"  # of the column, where one Image is given
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
     """How images are decoded: which part of them, how large, and as what numbers. The crop and the flip of a
-    sample are drawn from the loader's seed, the epoch and the sample: the same on any number of ranks and after
-    a resume."""
+    sample are drawn from the loader's seed, the epoch and the sample: the same on any number of ranks and
+    after a resume."""
 
     size: Annotated[int, "pixels a side of what comes out"] = 224
     crop: Annotated[
         Literal["random", "center", "whole"],
         '"random": a part of random area and aspect, as torchvision\'s RandomResizedCrop; "center": the '
-        'shorter side to `resize`, then the middle; "whole": all of it in its own size, for `transform` or `collate`',
+        'shorter side to `resize`, then the middle; "whole": all of it in its own size, for `transform` or '
+        "`collate`",
     ] = "random"
     scale: Annotated[tuple[float, float], 'of the area that a "random" crop takes'] = (0.08, 1.0)
     ratio: Annotated[tuple[float, float], 'of width to height of a "random" crop'] = (3 / 4, 4 / 3)
@@ -67,7 +68,7 @@ class Image:
             ("max_pixels", 1, 1 << 40),
         ):
             value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:
+            if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
                 raise UsageError(
                     f"Image({name}={value!r}) cannot work",
                     hint=f"use a whole number from {least} to {most:,}",
@@ -76,7 +77,7 @@ class Image:
             _check_range(name, getattr(self, name), most_of)
         for name in ("mixup", "cutmix"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= 1:
+            if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
                 raise UsageError(f"Image({name}={value!r}) cannot work", hint="use an alpha from 0 to 1")
         if self.crop == "center" and self.shorter < self.size:
             raise UsageError(

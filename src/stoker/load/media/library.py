@@ -4,7 +4,7 @@ The home of PIL."""
 from __future__ import annotations
 
 import io
-import warnings
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -64,16 +64,11 @@ def decode_crop(picture: Any, crop: Crop, *, denominator: int) -> npt.NDArray[np
     if denominator > 1 and picture.format == "JPEG":
         width, height = picture.size
         picture.draft(picture.mode, (width // denominator, height // denominator))
-        by = width / picture.size[0], height / picture.size[1]
         # a side that does not divide is rounded up: its last pixel is of less than the others
-        by = tuple(2 ** round(np.log2(one)) if one > 1 else 1.0 for one in by)
-        box = box[0] / by[0], box[1] / by[1], box[2] / by[0], box[3] / by[1]
-        clip = (
-            int(clip[0] / by[0]),
-            int(clip[1] / by[1]),
-            min(picture.size[0], int(np.ceil(clip[2] / by[0]))),
-            min(picture.size[1], int(np.ceil(clip[3] / by[1]))),
-        )
+        by = 2 ** round(log2(max(width / picture.size[0], height / picture.size[1])))
+        box = box[0] / by, box[1] / by, box[2] / by, box[3] / by
+        right, bottom = ceil(clip[2] / by), ceil(clip[3] / by)
+        clip = clip[0] // by, clip[1] // by, min(picture.size[0], right), min(picture.size[1], bottom)
     picture = _colours(picture)
     if clip != (0, 0, *picture.size):
         picture = picture.crop(clip)
@@ -94,9 +89,3 @@ def _colours(picture: Any) -> Any:
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # else it warns
     return picture if picture.mode == "RGB" else picture.convert("RGB")
-
-
-def quietly() -> None:
-    """What Pillow says of odd files it says once for each line of a program: who decodes millions counts them
-    instead, and refuses by `max_pixels` what it warns of."""
-    warnings.filterwarnings("ignore", category=Pictures.DecompressionBombWarning)

@@ -1,11 +1,11 @@
 """How many images a second become 224-pixel crops on the cores of this machine?
 
-Method: JPEGs of 500 x 375 and some 101 KB (noise with the spectrum of photographs, quality chosen for the size)
-in WebDataset tars out of the page cache; each becomes a random crop of 224 x 224, mirrored half of the time,
-as bytes in batches of 64 with its label. stoker with its defaults and with the library in the place of the C
-engine, DALI's CPU operators (webdataset reader, image_random_crop, resize), torch's DataLoader over files with
-Pillow and two workers, webdataset with Pillow in two workers. They take turns, each turn in a fresh process
-that begins to count at its fifth batch. Medians over the turns.
+Method: JPEGs of 500 x 375 and some 101 KB (noise with the spectrum of photographs, quality chosen for the
+size) in WebDataset tars out of the page cache; each becomes a random crop of 224 x 224, mirrored half of the
+time, as bytes in batches of 64 with its label. stoker with its defaults and with the library in the place of
+the C engine, DALI's CPU operators (webdataset reader, image_random_crop, resize), torch's DataLoader over
+files with Pillow and two workers, webdataset with Pillow in two workers. They take turns, each turn in a
+fresh process that begins to count at its fifth batch. Medians over the turns.
 
     python benchmarks/load_images.py                     # DALI: `pip install nvidia-dali-cuda130`
     python benchmarks/load_images.py --seconds 1 --turns 1 --out /tmp/images.json     # does it work?
@@ -51,7 +51,7 @@ def make_photographs(folder: Path, count: int, *, shards: int = 4) -> None:
                     entry = tarfile.TarInfo(f"{number:05d}.{suffix}")
                     entry.size = len(content)
                     tar.addfile(entry, io.BytesIO(content))
-    subprocess.run([sys.executable, "-m", "stoker", "prepare", "index", str(folder / "tars")], check=True)
+    subprocess.run([Path(sys.executable).with_name("stoker"), "prepare", "index", folder / "tars"], check=True)
 
 
 def _jpeg(seed: int, *, width: int = 500, height: int = 375, size: int = 101_000) -> bytes:

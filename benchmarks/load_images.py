@@ -51,7 +51,9 @@ def make_photographs(folder: Path, count: int, *, shards: int = 4) -> None:
                     entry = tarfile.TarInfo(f"{number:05d}.{suffix}")
                     entry.size = len(content)
                     tar.addfile(entry, io.BytesIO(content))
-    subprocess.run([Path(sys.executable).with_name("stoker"), "prepare", "index", folder / "tars"], check=True)
+    subprocess.run(
+        [Path(sys.executable).with_name("stoker"), "prepare", "index", folder / "tars"], check=True
+    )
 
 
 def _jpeg(seed: int, *, width: int = 500, height: int = 375, size: int = 101_000) -> bytes:

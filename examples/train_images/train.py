@@ -4,7 +4,7 @@
     stoker watch --out fed     -- python examples/train_images/train.py IMAGES
     stoker watch --out starved -- python examples/train_images/train.py IMAGES --loader pil
 
-IMAGES is made where it is not there: WebDataset tars of ten classes of noise, each with a hue of its own,
+IMAGES is made where it is not there: WebDataset tars of ten classes of noise, each of its own hue,
 adopted by `stoker prepare index`. With stoker it goes on where the newest checkpoint was, to the sample and its crop.
 """
 

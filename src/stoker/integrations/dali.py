@@ -105,7 +105,7 @@ def source(
 def _array(sample: dict[str, bytes], name: str) -> Any:
     if name not in sample:
         raise BadShardError(
-            f"sample {sample['__key__']!r} has no member {name}, but {', '.join(sample.keys() - {'__key__'})}",
+            f"sample {sample['__key__']!r} has no member {name}, but {', '.join(list(sample)[1:])}",
             hint="name the members with members=, in the order in which the pipeline takes them",
         )
     if name != "cls":

@@ -163,7 +163,10 @@ def check_mutated(count: int, seed: int) -> tuple[int, int]:
         data = _mutated(rng, seeds[number % len(seeds)])
         numbers = uniforms(np.array([number], np.uint64), 41)[0].tolist()
 
-        def draw(width: int, height: int, turn: int, numbers: list[float] = numbers) -> Crop:
+        turns = []
+
+        def draw(width: int, height: int, turn: int, numbers: list = numbers, turns: list = turns) -> Crop:
+            turns.append(turn)
             return crop_of(image, width, height, numbers, turn=turn)
 
         try:
@@ -178,6 +181,7 @@ def check_mutated(count: int, seed: int) -> tuple[int, int]:
             (other,), _ = theirs.crops(data, [draw], [np.empty((24, 24, 3), np.uint8)])
         except Undecodable:
             continue  # broken behind the box, which the library reads too
+        assert turns[0] == turns[1]
         assert np.abs(mine.astype(int) - other).mean() <= 2, f"image {number} of seed {seed}"
     return decoded, refused
 

@@ -328,13 +328,16 @@ static int orientation_in(const uint8_t *exif, size_t bytes)
         return 1;
     const uint8_t *tiff = exif + 6;
     size_t size = bytes - 6;
-    int is_little = tiff[0] == 'I';
+    int is_little = !memcmp(tiff, "II*\0", 4);
+    if (!is_little && memcmp(tiff, "MM\0*", 4))
+        return 1;
     size_t at = of_tiff(tiff + 4, 4, is_little);
     if (at > size || size - at < 2)
         return 1;
     unsigned entries = of_tiff(tiff + at, 2, is_little);
     for (at += 2; entries && size - at >= 12; entries--, at += 12)
-        if (of_tiff(tiff + at, 2, is_little) == 0x0112) {
+        if (of_tiff(tiff + at, 2, is_little) == 0x0112 && of_tiff(tiff + at + 2, 2, is_little) == 3 &&
+            of_tiff(tiff + at + 4, 4, is_little) == 1) {
             unsigned found = of_tiff(tiff + at + 8, 2, is_little);
             return found >= 1 && found <= 8 ? (int)found : 1;
         }

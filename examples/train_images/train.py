@@ -5,7 +5,8 @@
     stoker watch --out starved -- python examples/train_images/train.py IMAGES --loader pil
 
 IMAGES is made where it is not there: WebDataset tars of ten classes of noise, each of its own hue,
-adopted by `stoker prepare index`. With stoker it goes on where the newest checkpoint was, to the sample and its crop.
+adopted by `stoker prepare index`. With stoker it goes on where the newest checkpoint was, to the sample and
+its crop.
 """
 
 from __future__ import annotations

@@ -45,6 +45,16 @@ def finisher(output: str) -> Callable[[Batch], Batch]:
     return as_tensors
 
 
+def last_touch(
+    part: Callable[[Batch], Batch] | None, options: LoaderOptions
+) -> Callable[[Batch], Any] | None:
+    """What is left to the loop's thread: a rank's part, or images as they were asked for. What goes on to a
+    device is made into floats there."""
+    if part is None and options.images and not options.device:
+        return presenter(options)
+    return part
+
+
 def presenter(options: LoaderOptions) -> Callable[[Any], Any]:
     """Makes of decoded bytes what was asked for."""
     if options.output == "numpy":

@@ -21,7 +21,7 @@ from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 from stoker.load.assembly.rows import Batch, check_process
 from stoker.load.build import limits_of, make_engine, warn_of_reads
-from stoker.load.ending import Pipeline, close_here, close_parts, finisher, presenter, resizer
+from stoker.load.ending import Pipeline, close_here, close_parts, finisher, last_touch, resizer
 from stoker.load.ledger import Document, Ledger, Row, read_document, rows_of_step
 from stoker.load.mesh import slicer, spot_of
 from stoker.load.needs import files_in_order
@@ -51,11 +51,9 @@ class Loader:
     @takes(LoaderOptions, of="a loader", elsewhere=OF_DATALOADERS)
     def __init__(self, options: LoaderOptions) -> None:
         spot = None if options.mesh is None else spot_of(options.mesh, options.mesh_dims)
-        self._slice = slicer(spot, options) if spot else None
+        self._touch = last_touch(slicer(spot, options) if spot else None, options)
         self._place = Place(spot.world if spot else options.world)
         self._finish = finisher(options.output)
-        # what goes on to a device is made into floats there
-        self._present = presenter(options) if options.images and not options.device else None
         self.options = replace(options, world=self._place.world, mesh=spot)
         self._datasets = [self._open(source) for source in options.sources]
         self._past = self._saved = options.past or Past()  # the course up to where it went on, or began
@@ -81,7 +79,7 @@ class Loader:
                 some = True
                 if is_recording():
                     emit_tokens(batch)
-                yield self._finish_here(batch)
+                yield self._touch(batch) if self._touch else batch
                 if self._group is not group or self._loops != loop:  # it went elsewhere meanwhile
                     self._check_loop(loop)
                     break
@@ -91,11 +89,6 @@ class Loader:
                 if some:
                     return
                 self._check_enough(ends)
-
-    def _finish_here(self, batch: Batch) -> Any:
-        """What is left to be done by the loop's thread: a rank's part, and images as they were asked for."""
-        batch = self._slice(batch) if self._slice else batch
-        return self._present(batch) if self._present else batch
 
     def __len__(self) -> int:
         """Batches in an epoch, on every rank."""

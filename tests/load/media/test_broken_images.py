@@ -11,7 +11,7 @@ from pictures import encoded, make_pictures, photograph
 from PIL import Image as Pictures
 
 import stoker
-from stoker.errors import BadShardError
+from stoker.errors import BadShardError, UsageError
 from stoker.load.media import library
 from stoker.load.media.boxes import Crop, crop_of, uniforms
 from stoker.load.media.decode import Decoder, Undecodable, choose_engine
@@ -110,6 +110,20 @@ def test_one_of_several_images_is_named(tmp_path: Path) -> None:
     with loader(make_pictures(tmp_path, [members] * 4), image=Image(size=16, member="mask.png")) as one:
         batch = next(iter(one))
     assert batch["jpg"][0] == members[0][1]
+
+
+def test_a_column_does_not_hide_a_member(pictures: Path) -> None:
+    with (
+        loader(pictures, image={"cls": Image(size=16)}) as one,
+        pytest.raises(UsageError, match="a member cls"),
+    ):
+        list(one)
+
+
+def test_a_dataset_without_one_whole_image_says_so(tmp_path: Path) -> None:
+    folder = make_pictures(tmp_path, [[("jpg", b"nothing")]] * 8)
+    with loader(folder, on_corrupt="skip") as one, pytest.raises(BadShardError, match="are damaged"):
+        list(one)
 
 
 def _mutated(rng: np.random.Generator, data: bytes) -> bytes:

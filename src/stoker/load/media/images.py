@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from stoker.errors import BadShardError
+from stoker.errors import BadShardError, UsageError
 from stoker.load.assembly.rows import Buffers
 from stoker.load.assembly.transform import Transform, Transforms
 from stoker.load.media.boxes import DRAWN, crop_of, keys_of, uniforms
 from stoker.load.media.decode import Decoder, DrawCrop, Engine, Pixels, Undecodable, choose_engine
 from stoker.load.media.image import Image
-from stoker.load.media.mixing import mix_columns
+from stoker.load.media.mixing import BOX, OTHER, WEIGHT, mix_columns
 from stoker.load.ordering.plan import Task
 from stoker.mixing import Keys, key_of
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
 LABEL, IS_OK = "cls", "image_ok"
+MIXED = (WEIGHT, BOX, OTHER)
 _NAMED = 8  # images that could not be decoded, in the report
 
 Sample = dict[str, Any]
@@ -78,7 +79,7 @@ class Images:
         first = next(iter(columns.values()))
         self._columns, self._seed, self._transform = columns, seed, transform
         self._policy = first.on_corrupt or on_corrupt
-        self._member = first.member
+        self._member, self._mixes = first.member, first.mixes
         self._engine = engine or choose_engine(first.engine)
         self._decoder = Decoder(self._engine, max_pixels=first.max_pixels)
         self._threads = Transforms(self._run, threads=threads)
@@ -206,6 +207,12 @@ class Images:
         for name, content in sample.items():
             if isinstance(content, np.ndarray):
                 sample[name] = content.tobytes()
+        taken = sample.keys() & {*self._columns, *(MIXED if self._mixes else ()), IS_OK}
+        if taken:
+            raise UsageError(
+                f"{job.named} has a member {', '.join(sorted(taken))}, and batches have a column of that name",
+                hint="give images other names: image={'pixels': stoker.Image(...)}",
+            )
         if len(data) == 0:
             raise Undecodable("its member is empty")
         found, by_library = self._decoder.crops(data, job.draws, job.outs)

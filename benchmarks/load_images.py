@@ -1,11 +1,12 @@
 """How many images a second become 224-pixel crops on the cores of this machine?
 
 Method: JPEGs of 500 x 375 and some 101 KB (noise with the spectrum of photographs, quality chosen for the
-size) in WebDataset tars out of the page cache; each becomes a random crop of 224 x 224, mirrored half of the
-time, as bytes in batches of 64 with its label. stoker with its defaults and with the library in the place of
-the C engine, DALI's CPU operators (webdataset reader, image_random_crop, resize), torch's DataLoader over
-files with Pillow and two workers, webdataset with Pillow in two workers. They take turns, each turn in a
-fresh process that begins to count at its fifth batch. Medians over the turns.
+size) in WebDataset tars out of the page cache; each becomes a random crop of 224 x 224, mirrored half of
+the time, as bytes in batches of 64 with its label. stoker with its defaults and with the library in the
+place of the C engine; DALI's CPU operators (image_random_crop, resize) behind its webdataset reader and
+behind stoker's source; torch's DataLoader over files with Pillow and two workers; webdataset with Pillow in
+two workers. They take turns, each turn in a fresh process that begins to count at its fifth batch. Medians
+over the turns.
 
     python benchmarks/load_images.py                     # DALI: `pip install nvidia-dali-cuda130`
     python benchmarks/load_images.py --seconds 1 --turns 1 --out /tmp/images.json     # does it work?
@@ -33,7 +34,14 @@ from kept_runs import keep
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, SIZE, WORKERS, WARM = 64, 224, 2, 4
-LOADERS = ("stoker", "stoker, Pillow", "DALI CPU", "DataLoader + PIL", "webdataset + PIL")
+LOADERS = (
+    "stoker",
+    "stoker, Pillow",
+    "DALI CPU",
+    "DALI fed by stoker",
+    "DataLoader + PIL",
+    "webdataset + PIL",
+)
 
 
 def make_photographs(folder: Path, count: int, *, shards: int = 4) -> None:
@@ -81,7 +89,8 @@ def _jpeg(seed: int, *, width: int = 500, height: int = 375, size: int = 101_000
 def batches(name: str, folder: Path) -> Iterator[object]:
     if name.startswith("stoker"):
         return _stoker(folder, engine="pillow" if "Pillow" in name else "auto")
-    return {"DALI CPU": _dali, "DataLoader + PIL": _torch, "webdataset + PIL": _webdataset}[name](folder)
+    peers = {"DALI CPU": _dali, "DALI fed by stoker": _fed_dali, "DataLoader + PIL": _torch}
+    return peers.get(name, _webdataset)(folder)
 
 
 def _stoker(folder: Path, *, engine: str) -> Iterator[object]:
@@ -94,23 +103,52 @@ def _stoker(folder: Path, *, engine: str) -> Iterator[object]:
 
 
 def _dali(folder: Path) -> Iterator[object]:
-    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali import fn, pipeline_def
 
     @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None, prefetch_queue_depth=2)
     def crops() -> object:
         jpegs, labels = fn.readers.webdataset(
             paths=sorted(map(str, (folder / "tars").glob("*.tar"))), ext=["jpg", "cls"], random_shuffle=True
         )
-        pixels = fn.decoders.image_random_crop(
-            jpegs, device="cpu", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
-        )
-        pixels = fn.resize(pixels, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_TRIANGULAR)
-        return fn.flip(pixels, horizontal=fn.random.coin_flip()), labels
+        return _dali_crops(jpegs), labels
 
-    pipeline = crops()
+    return _runs(crops())
+
+
+def _fed_dali(folder: Path) -> Iterator[object]:
+    """The same pipeline, with bytes from stoker's source."""
+    from nvidia.dali import fn, pipeline_def
+
+    from stoker.integrations import dali
+
+    source = dali.source(folder / "tars", batch_size=BATCH)
+
+    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None, prefetch_queue_depth=2)
+    def crops() -> object:
+        jpegs, labels = fn.external_source(source, num_outputs=2)
+        return _dali_crops(jpegs), labels
+
+    return _runs(crops())
+
+
+def _dali_crops(jpegs: object) -> object:
+    from nvidia.dali import fn, types
+
+    pixels = fn.decoders.image_random_crop(
+        jpegs, device="cpu", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
+    )
+    pixels = fn.resize(pixels, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_TRIANGULAR)
+    return fn.flip(pixels, horizontal=fn.random.coin_flip())
+
+
+def _runs(pipeline: object) -> Iterator[object]:
     pipeline.build()
     while True:
-        pixels, _ = pipeline.run()
+        try:
+            pixels, _ = pipeline.run()
+        except StopIteration:  # an epoch ended
+            pipeline.reset()
+            continue
         yield pixels.as_array()
 
 

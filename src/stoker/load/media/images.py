@@ -210,7 +210,7 @@ class Images:
         taken = sample.keys() & {*self._columns, *(MIXED if self._mixes else ()), IS_OK}
         if taken:
             raise UsageError(
-                f"{job.named} has a member {', '.join(sorted(taken))}, and batches have a column of that name",
+                f"{job.named} has a member {', '.join(sorted(taken))}, and batches a column of that name",
                 hint="give images other names: image={'pixels': stoker.Image(...)}",
             )
         if len(data) == 0:

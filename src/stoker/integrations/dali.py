@@ -39,9 +39,10 @@ class Source:
 
     def __call__(self) -> tuple[list[Any], ...]:
         """The next batch: of each member one array for each sample. StopIteration ends an epoch."""
-        self._batches = iter(self._loader) if self._batches is None else self._batches
+        batches: Iterator[Any] = self._batches or iter(self._loader)
+        self._batches = batches
         try:
-            batch: tuple[list[Any], ...] = next(self._batches)
+            batch: tuple[list[Any], ...] = next(batches)
         except StopIteration:
             self._batches = None
             raise

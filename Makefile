@@ -63,6 +63,7 @@ $(VENV)/.demo: $(INPUTS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) | $(BIN)/python
+	-@sh tests/install-debian.sh libjpeg62-turbo-dev  # headers of the C engine that decodes JPEGs
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 

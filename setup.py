@@ -41,6 +41,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "stoker.load.media._jpeg",
+            ["src/stoker/load/media/jpeg.c"],
+            extra_compile_args=["-O3"],
+            libraries=["dl", "m"],
+            optional=True,  # without libjpeg-turbo's headers too
+        ),
+        Extension(
             "stoker.stage._lay",
             ["src/stoker/stage/lay.c"],
             py_limited_api=True,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
     from stoker.load.loader import Loader
+    from stoker.load.media.image import Image
     from stoker.load.ordering.schedule import Mixture
     from stoker.manifest import Manifest, read_manifest
     from stoker.stage.cache import Cache
@@ -30,6 +31,7 @@ __all__ = [
     "Checkpointer",
     "Feeder",
     "Finding",
+    "Image",
     "Loader",
     "Manifest",
     "Mixture",
@@ -51,6 +53,7 @@ _HOMES = {
     "Checkpointer": "stoker.checkpoint.checkpointer",
     "Feeder": "stoker.feeder",
     "Finding": "stoker.findings",
+    "Image": "stoker.load.media.image",
     "Loader": "stoker.load.loader",
     "Manifest": "stoker.manifest",
     "Mixture": "stoker.load.ordering.schedule",

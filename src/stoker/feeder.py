@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from stoker.errors import require
 from stoker.load.assembly.rows import Batch
+from stoker.load.ending import presenter
 from stoker.load.ledger import Document, Row
 from stoker.load.loader import Loader
 from stoker.load.options import OF_DATALOADERS, LoaderOptions
@@ -79,6 +80,10 @@ class Feeder:
         weakref.finalize(self, _close_apart, self.loader, self._staged).atexit = False
         on_device = self.loader.makes_on_device or not device_of_feeder.is_cuda
         self._copier = None if on_device else Copier(device_of_feeder)
+        # images cross as bytes, and what was asked for is made of them on the stream that uses them
+        self._present = (
+            presenter(self.loader.options) if self._copier and self.loader.options.images else None
+        )
         self._state: dict[str, Any] | None = None
         self._began = False
 
@@ -96,7 +101,7 @@ class Feeder:
         # the position is that of the batch handed out, not of the latest copied
         for batch, state in self._copier.copied(iter(self.loader), given=self.loader.state_dict):
             self._state = state
-            yield batch
+            yield self._present(batch) if self._present else batch
             self._go()
         self._state = None
 

@@ -82,8 +82,13 @@ LEAVERS = {
     "hf_trainer": "--output",
     "lightning": "--output",
 }
-PACKAGES = {"hf_trainer": "transformers", "plain_loop": "torch", "preemptible": "torch"}
-KILLED = {**LEAVERS, "preemptible": "--checkpoints"}
+PACKAGES = {
+    "hf_trainer": "transformers",
+    "plain_loop": "torch",
+    "preemptible": "torch",
+    "train_images": "torch",
+}
+KILLED = {**LEAVERS, "preemptible": "--checkpoints", "train_images": "--checkpoint"}
 EVERY = 20  # steps between checkpoints
 _STEP = re.compile(r"step (\d+), loss (\S+)$", re.MULTILINE)
 
@@ -118,7 +123,8 @@ def wait_for_handler(pid):
 @pytest.mark.parametrize("name", KILLED)
 def test_an_example_killed_with_9_goes_on_bit_for_bit(name, corpus, needs, tmp_path):
     needs(PACKAGES.get(name, name))
-    arguments = (corpus, KILLED[name], tmp_path / "out", "--every", EVERY)
+    data = tmp_path / "images" if name == "train_images" else corpus  # which it makes itself
+    arguments = (data, KILLED[name], tmp_path / "out", "--every", EVERY)
     before = losses_until_killed(start(name, *arguments, "--steps", 1_000_000), tmp_path / "out")
     process = start(name, *arguments, "--steps", max(before) + 3)
     out, errors = process.communicate(timeout=240)

@@ -6,6 +6,7 @@
     the same, device set, no processes   device.card.DeviceStore  device.card.DeviceWindows, on the device
     tokens, "pad" "buckets" "best-fit"   store.Store              assembly.documents.DocumentAssembler
     WebDataset tars                      store.Store              assembly.samples.SampleAssembler
+    the same, image set                  store.Store              the same, with media.images.Images
     a map-style dataset, an array        nowhere                  assembly.items.ItemAssembler
 
     who reads a chunk (the first that holds)
@@ -42,6 +43,7 @@ from stoker.load.assembly.rows import Batch
 from stoker.load.assembly.samples import SampleAssembler
 from stoker.load.assembly.transform import Transforms
 from stoker.load.device.pinned import PageCache, spare_memory
+from stoker.load.media.images import ImageReport, Images
 from stoker.load.options import LoaderOptions
 from stoker.load.parts import ALL_LANES, MOST_READERS, Parts, slot_bytes, token_dtype
 from stoker.load.pool import NativePool, open_pool
@@ -62,7 +64,11 @@ _DEVICE_READERS = 8  # threads in C: that many reach the copy ceiling of an H200
 
 
 def make_assembler(
-    parts: Parts, store: Store, options: LoaderOptions, transforms: Transforms | None
+    parts: Parts,
+    store: Store,
+    options: LoaderOptions,
+    transforms: Transforms | None,
+    images: Images | None,
 ) -> Assembler:
     layouts: Any = parts.layouts  # all of one kind, as sample_layouts made them
     if isinstance(layouts[0], Windows):
@@ -88,15 +94,34 @@ def make_assembler(
             packed=options.packing == "best-fit",
         )
     return SampleAssembler(
-        layouts, batch_size=options.batch_size, transforms=transforms, collate=options.collate
+        layouts,
+        batch_size=options.batch_size,
+        transforms=transforms,
+        collate=options.collate,
+        images=images,
     )
 
 
 def _transforms(options: LoaderOptions) -> Transforms | None:
     if options.transform is None:
         return None
-    threads = (options.threads or usable_cores()) if options.workers == "thread" else 1
-    return Transforms(options.transform, threads=threads)
+    return Transforms(options.transform, threads=_threads(options))
+
+
+def _images(options: LoaderOptions) -> Images | None:
+    if not options.images:
+        return None
+    return Images(
+        options.images,
+        seed=options.seed,
+        on_corrupt=options.on_corrupt,
+        threads=_threads(options),
+        transform=options.transform,
+    )
+
+
+def _threads(options: LoaderOptions) -> int:
+    return (options.threads or usable_cores()) if options.workers == "thread" else 1
 
 
 def _at_once(parts: Parts) -> int:
@@ -133,6 +158,7 @@ class Engine:
     read_with: Callable[[int], None] = lambda readers: None
     close: Callable[[], None] = lambda: None
     on_device: bool = False
+    images: Callable[[], ImageReport] | None = None
 
 
 def make_engine(
@@ -151,8 +177,9 @@ def make_engine(
     if isinstance(parts.layouts[0], ItemsLayout):
         return _items_engine(parts, options, finish)
     store = Store(parts, batch_rows=options.batch_size, threads=threads, native=most_readers if in_c else 0)
-    transforms = _transforms(options)
-    assembler = make_assembler(parts, store, options, transforms)
+    images = _images(options)  # which run the transform too, sample by sample
+    transforms = None if images else _transforms(options)
+    assembler = make_assembler(parts, store, options, transforms, images)
     maker = Maker(
         parts.planner,
         store.for_keys,
@@ -168,7 +195,8 @@ def make_engine(
         accept=lambda batches, ready: None,
         reader=lambda: _cufile(options, is_cuda=False).reason,
         read_with=store.read_with,
-        close=_closer(store, transforms),
+        close=_closer(store, transforms or images),
+        images=images.report if images else None,
     )
 
 
@@ -188,7 +216,7 @@ def _items_engine(parts: Parts, options: LoaderOptions, finish: Callable[[Batch]
     )
 
 
-def _closer(store: Store | None, transforms: Transforms | None) -> Callable[[], None]:
+def _closer(store: Store | None, transforms: Transforms | Images | None) -> Callable[[], None]:
     def close() -> None:
         if transforms:
             transforms.close()

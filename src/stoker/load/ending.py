@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from stoker.errors import require
 from stoker.load.assembly.rows import Batch
 from stoker.load.build import Engine
+from stoker.load.options import LoaderOptions
 from stoker.load.parts import AnyDataset
 from stoker.load.prefetch.pipeline import Group, Readers
 
@@ -41,6 +43,27 @@ def finisher(output: str) -> Callable[[Batch], Batch]:
     from stoker.load.device.streams import as_tensors  # the one home of torch
 
     return as_tensors
+
+
+def last_touch(
+    part: Callable[[Batch], Batch] | None, options: LoaderOptions
+) -> Callable[[Batch], Any] | None:
+    """What is left to the loop's thread: a rank's part, or images as they were asked for. What goes on to a
+    device is made into floats there."""
+    if part is None and options.images and not options.device:
+        return presenter(options)
+    return part
+
+
+def presenter(options: LoaderOptions) -> Callable[[Any], Any]:
+    """Makes of decoded bytes what was asked for."""
+    if options.output == "numpy":
+        from stoker.load.media.floats import as_asked as in_numpy
+
+        return partial(in_numpy, columns=options.images)
+    from stoker.load.device.pixels import as_asked  # a home of torch
+
+    return partial(as_asked, columns=options.images)
 
 
 def close_here(pipeline: Pipeline, pid: int) -> None:

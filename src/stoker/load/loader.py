@@ -21,7 +21,7 @@ from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 from stoker.load.assembly.rows import Batch, check_process
 from stoker.load.build import limits_of, make_engine, warn_of_reads
-from stoker.load.ending import Pipeline, close_here, close_parts, finisher, resizer
+from stoker.load.ending import Pipeline, close_here, close_parts, finisher, last_touch, resizer
 from stoker.load.ledger import Document, Ledger, Row, read_document, rows_of_step
 from stoker.load.mesh import slicer, spot_of
 from stoker.load.needs import files_in_order
@@ -51,7 +51,7 @@ class Loader:
     @takes(LoaderOptions, of="a loader", elsewhere=OF_DATALOADERS)
     def __init__(self, options: LoaderOptions) -> None:
         spot = None if options.mesh is None else spot_of(options.mesh, options.mesh_dims)
-        self._slice = slicer(spot, options) if spot else None
+        self._touch = last_touch(slicer(spot, options) if spot else None, options)
         self._place = Place(spot.world if spot else options.world)
         self._finish = finisher(options.output)
         self.options = replace(options, world=self._place.world, mesh=spot)
@@ -79,7 +79,7 @@ class Loader:
                 some = True
                 if is_recording():
                     emit_tokens(batch)
-                yield self._slice(batch) if self._slice else batch
+                yield self._touch(batch) if self._touch else batch
                 if self._group is not group or self._loops != loop:  # it went elsewhere meanwhile
                     self._check_loop(loop)
                     break
@@ -182,6 +182,7 @@ class Loader:
             read_factor=read_factor(self._parts, self.options, self._cut, at=self._begin),
             choices=tuple(self._tuner.history()),
             waited_s=self._tuner.waited_s,
+            images=self._engine.images() if self._engine.images else None,
             limit=self._tuner.limit,
         )
 

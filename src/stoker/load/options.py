@@ -12,6 +12,7 @@ import numpy as np
 from stoker.errors import UsageError
 from stoker.load.assembly.samples import Collate
 from stoker.load.assembly.transform import Transform
+from stoker.load.media.image import Image, columns_of
 from stoker.load.mesh import Spot
 from stoker.load.ordering.schedule import Mixture
 from stoker.load.reading.dataset import Source
@@ -94,7 +95,13 @@ class LoaderOptions:
         "documents to leave out from here on, by the names that `stoker order` and `samples(step)` give; the "
         "state keeps them out",
     ] = ()
-    transform: Annotated[Transform | None, "makes of one sample what is collated"] = None
+    image: Annotated[
+        Image | Mapping[str, Image] | None,
+        "decode the image in each sample of tars: `stoker.Image` says how; several by name are crops of one",
+    ] = None
+    transform: Annotated[
+        Transform | None, "makes of one sample, with its image decoded, what is collated"
+    ] = None
     collate: Annotated[Collate | None, "makes of a list of samples a batch; none: stacked, key by key"] = None
     workers: Annotated[
         Literal["thread", "process", "inline"],
@@ -103,13 +110,16 @@ class LoaderOptions:
     processes: Annotated[int, 'how many, with workers="process"'] = 2
     threads: Annotated[
         int,
-        'that run `transform`, with workers="thread"; 0: as many as there are cores; 1: one after the other',
+        'that decode images and run `transform`, with workers="thread"; 0: as many as there are cores; 1: '
+        "one after the other",
     ] = 0
     on_worker_death: Annotated[
         Literal["raise", "restart"], "what to do when a worker process dies; two restarts an item at most"
     ] = "raise"
     on_corrupt: Annotated[
-        Literal["raise", "skip"], "what to do with a damaged block; skipped samples are counted and named"
+        Literal["raise", "skip"],
+        "what to do with a damaged block, or an image that cannot be decoded; skipped samples are counted "
+        "and named",
     ] = "raise"
     memory: Annotated[int, "bytes for chunks and batches in waiting"] = 256 << 20
     chunk_bytes: Annotated[int, "neighbouring samples read at once: more mix better and take more memory"] = (
@@ -183,6 +193,7 @@ class LoaderOptions:
             )
         if self.mesh is not None and self.world is not None and not isinstance(self.mesh, Spot):
             raise UsageError("mesh= and world= both say which rank this is", hint="give one of them")
+        self._check_images()
         if self.packing == "best-fit" and self.tail == "pad":
             raise UsageError("best-fit packing cannot pad the tail", hint="use tail='drop'")
 
@@ -202,6 +213,19 @@ class LoaderOptions:
                 hint="for a list of samples give datasets.Dataset.from_list(samples), an array, or an object "
                 "of your own with __len__ and __getitem__",
             )
+
+    def _check_images(self) -> None:
+        for one in self.images.values():
+            if self.output == "numpy" and (one.mixes or one.number == "bfloat16"):
+                raise UsageError(
+                    "numpy has no bfloat16, and images are mixed with torch",
+                    hint='use output="torch", or leave mixup, cutmix and dtype="bf16" out',
+                )
+
+    @property
+    def images(self) -> dict[str, Image]:
+        """The columns that are images."""
+        return columns_of(self.image)
 
     def _check_dtype(self) -> None:
         try:

@@ -173,6 +173,12 @@ def make_layouts(
 
 
 def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
+    if options.images and (isinstance(dataset, ItemsDataset) or dataset.is_tokens):
+        raise UsageError(
+            f"image= decodes members of WebDataset tars, and {dataset.name} is none",
+            hint="`stoker prepare` makes tars of images, `stoker prepare index` adopts those there are; or "
+            "decode in `transform`",
+        )
     if isinstance(dataset, ItemsDataset):
         if options.packing != "concat" or options.documents:
             raise UsageError(
@@ -304,7 +310,8 @@ def share_of(options: LoaderOptions) -> Share:
 def _batch_bytes(layouts: Sequence[Layout], options: LoaderOptions) -> int:
     if isinstance(layouts[0], (Windows, Documents)):
         return options.batch_size * (options.seq_len + 1) * token_dtype(layouts, options).itemsize
-    return max(1, int(options.batch_size * max(layout.sample_bytes for layout in layouts)))
+    decoded = sum(one.size**2 * 3 for one in options.images.values() if one.crop != "whole")
+    return max(1, int(options.batch_size * (decoded + max(layout.sample_bytes for layout in layouts))))
 
 
 def token_dtype(layouts: Sequence[Any], options: LoaderOptions) -> np.dtype[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stoker import spans
 from stoker.load.assembly.rows import Batch
+from stoker.load.media.images import ImageReport
 from stoker.load.prefetch.tune import Choice
 
 
@@ -29,6 +30,7 @@ class LoaderReport:
     read_factor: float  # how often all ranks together read a sample; 1: each keeps to lanes of its own
     choices: tuple[Choice, ...]
     waited_s: float  # by the consumer for a batch, since the loader last began, in all
+    images: ImageReport | None  # where images are decoded
     limit: str  # what keeps it from reading more at once while reads are waited for; empty if nothing does
 
 

@@ -13,6 +13,7 @@ from stoker.formats.tar import BLOCK, is_header_of
 from stoker.load.assembly.batch import ignore, next_good, untouched
 from stoker.load.assembly.rows import Array, Batch
 from stoker.load.assembly.transform import Transforms
+from stoker.load.media.images import Images
 from stoker.load.ordering.plan import Task
 from stoker.load.reading.chunks import Chunk
 from stoker.load.reading.layout import Piece, TarSamples
@@ -31,29 +32,70 @@ class SampleAssembler:
         batch_size: int,
         transforms: Transforms | None = None,
         collate: Collate | None = None,
+        images: Images | None = None,
     ) -> None:
         self._layouts, self._batch_size = layouts, batch_size
-        self._transforms, self._collate = transforms, collate or collate_samples
+        self._transforms, self._collate, self._images = transforms, collate or collate_samples, images
+        self._in_columns = images is not None and images.takes_columns and collate is None
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
     def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
         samples = [self._cut(task, row, held, good) for row in range(len(good))]
+        columns: dict[str, Any] = {}
+        if self._images:
+            keys = [sample["__key__"] for sample in samples]
+            decoded = self._images.of(
+                task,
+                samples,
+                good=good,
+                named=lambda row: f"sample {keys[row]!r} in {self._shard_of(task, row)}",
+                on_sample=self.on_sample,
+            )
+            samples, columns, good = decoded.samples, decoded.columns, decoded.good
         if not good.all():
             self.skipped += int((~good).sum())
-            samples = [samples[row] for row in next_good(good).tolist()]
-        keys = [sample["__key__"] for sample in samples]
+            rows = next_good(good)
+            samples = [samples[row] for row in rows.tolist()]
+            columns = {name: column[rows] for name, column in columns.items()}
         if self._transforms:
+            keys = [sample["__key__"] for sample in samples]
             samples = self._transforms.of(
                 samples, named=lambda row: f"sample {keys[row]!r}", on_sample=self.on_sample
             )
         batches: list[Batch] = []
         for first in range(0, len(samples), self._batch_size):
-            batches.append(self._collate(samples[first : first + self._batch_size]))
+            rows_of_batch = slice(first, first + self._batch_size)
+            batches.append(self._collated(samples[rows_of_batch], columns, rows_of_batch))
         if task.real is not None:
             mark_real(batches, task.real, self._batch_size)
         return batches
+
+    def _collated(self, samples: list[Any], columns: dict[str, Any], rows: slice) -> Any:
+        """A batch; its images lie side by side already, unless somebody wanted single samples."""
+        beside = {name: column[rows] for name, column in columns.items()}
+        if self._images and not self._in_columns:
+            beside = {name: column for name, column in beside.items() if name not in self._images.names}
+        if self._in_columns:
+            samples = [
+                {name: one for name, one in sample.items() if name not in beside} for sample in samples
+            ]
+        batch = self._collate(samples)
+        if not beside:
+            return batch
+        if not isinstance(batch, dict):
+            raise UsageError(
+                f"{', '.join(beside)} go along with images, and a {type(batch).__name__} has no place",
+                hint="let `collate` make a dict",
+            )
+        return {**batch, **beside}
+
+    def _shard_of(self, task: Task, row: int) -> str:
+        layout = self._layouts[task.draw.keys[task.draw.chunk[row]][0]]
+        shard = int(layout.shard_of(task.draw.sample[row : row + 1])[0])
+        name: str = layout.shards[shard].files[0].name
+        return name
 
     def _cut(self, task: Task, row: int, held: Sequence[Chunk], good: Any) -> Sample:
         sample, number = int(task.draw.sample[row]), task.draw.chunk[row]
@@ -67,10 +109,12 @@ class SampleAssembler:
             good[row] = untouched(spans[:, 0], spans[:, 1], chunk.damaged).all()
         found: Sample = {"__key__": key}
         for suffix, start, stop in members:
-            block = chunk.data[start + shift - BLOCK : stop + shift].tobytes()
-            if good[row] and not is_header_of(block[:BLOCK], name=f"{key}.{suffix}", size=stop - start):
+            header = chunk.data[start + shift - BLOCK : start + shift].tobytes()
+            if good[row] and not is_header_of(header, name=f"{key}.{suffix}", size=stop - start):
                 raise _misled(piece, key, suffix, start)
-            found[suffix] = block[BLOCK:]
+            content = chunk.data[start + shift : stop + shift]
+            # what is decoded before the chunk is given back need not be copied
+            found[suffix] = content if self._images else content.tobytes()
         return found
 
 

@@ -113,7 +113,8 @@ class Blend:
         for which, order in enumerate(self.orders):
             mine = np.flatnonzero(dataset == which)
             for epoch, some, at in _epochs(number[mine], order.samples):
-                draws.append(order.draw(some, epoch=epoch))
+                drawn = order.draw(some, epoch=epoch)
+                draws.append(replace(drawn, laps=np.full(len(drawn), epoch, np.int64)))
                 lanes.append(lanes_of(order, some, epoch=epoch))
                 places.append(mine[at])
         back = np.empty(len(dataset), np.int64)
@@ -157,7 +158,7 @@ def _alone_where(drawn: Draw, strays: Integers) -> Draw:
     for row in np.flatnonzero(strays).tolist():
         sample = int(drawn.sample[row])
         chunk[row] = numbers.of((int(dataset[row]), sample, sample + 1))
-    return Draw(sample=drawn.sample, chunk=chunk, keys=numbers.keys).part(slice(None))
+    return replace(drawn, chunk=chunk, keys=numbers.keys).part(slice(None))
 
 
 def make_blend(orders: tuple[Order, ...], dealing: Dealing, *, share: Share | None = None) -> Blend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,6 +14,10 @@ Key = tuple[int, int, int]  # a chunk: its dataset, first sample and stop
 _NONE: Integers = np.empty(0, np.int64)
 
 
+def _nothing() -> Integers:
+    return _NONE
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
     """Where positions lead, one entry each: the sample, and which of `keys` is the chunk it is in."""
@@ -21,6 +25,7 @@ class Draw:
     sample: Integers
     chunk: Integers
     keys: Sequence[Key]
+    laps: Integers = field(default_factory=_nothing)  # of a blend: the epoch of each one's dataset
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -31,7 +36,8 @@ class Draw:
 
     def rows(self, rows: Integers) -> Draw:
         """Some of it, or some of it twice, with all chunks."""
-        return Draw(sample=self.sample[rows], chunk=self.chunk[rows], keys=self.keys)
+        laps = self.laps[rows] if len(self.laps) else self.laps
+        return Draw(sample=self.sample[rows], chunk=self.chunk[rows], keys=self.keys, laps=laps)
 
     def part(self, rows: slice | Integers) -> Draw:
         """Some of it, with only the chunks those need."""
@@ -40,23 +46,30 @@ class Draw:
         used[chunk] = True
         number = np.cumsum(used) - 1
         keys = [self.keys[which] for which in np.flatnonzero(used).tolist()]
-        return Draw(sample=self.sample[rows], chunk=number[chunk], keys=keys)
+        laps = self.laps[rows] if len(self.laps) else self.laps
+        return Draw(sample=self.sample[rows], chunk=number[chunk], keys=keys, laps=laps)
 
     def alone(self) -> Draw:
         """The same samples, each a chunk by itself: for when the chunks do not fit in memory."""
         rows = zip(self.dataset.tolist(), self.sample.tolist(), strict=True)
         numbers = Numbers()
         chunk = [numbers.of((dataset, sample, sample + 1)) for dataset, sample in rows]
-        return Draw(sample=self.sample, chunk=np.array(chunk, np.int64), keys=numbers.keys)
+        return Draw(sample=self.sample, chunk=np.array(chunk, np.int64), keys=numbers.keys, laps=self.laps)
 
     @staticmethod
     def join(draws: Iterable[Draw]) -> Draw:
         """One after the other."""
-        numbers, samples, chunks = Numbers(), [_NONE], [_NONE]
+        numbers, samples, chunks, laps = Numbers(), [_NONE], [_NONE], [_NONE]
         for draw in draws:
             samples.append(draw.sample)
+            laps.append(draw.laps)
             chunks.append(np.array([numbers.of(key) for key in draw.keys], np.int64)[draw.chunk])
-        return Draw(sample=np.concatenate(samples), chunk=np.concatenate(chunks), keys=numbers.keys)
+        return Draw(
+            sample=np.concatenate(samples),
+            chunk=np.concatenate(chunks),
+            keys=numbers.keys,
+            laps=np.concatenate(laps),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,6 +45,7 @@ class Task:
     after: Sequence[Cursor]
     real: npt.NDArray[np.bool_] | None = None
     packed: Packed | None = None
+    epoch: int = 0
 
     @property
     def batches(self) -> int:
@@ -158,6 +159,7 @@ class FixedPlanner:
                 draw=drawn if rows == slice(0, len(drawn)) else drawn.part(rows),
                 after=_Afters(cursor, numbers, total, self._share.global_batch),
                 real=None if real is None else real[rows],
+                epoch=cursor.epoch,
             )
             at = rows.stop
 

@@ -1,0 +1,509 @@
+/* A part of a JPEG, resized: the MCUs around a box are decoded, scaled down in the DCT where that is enough, and
+   the box is resized with an antialiasing triangle filter, as torchvision and Pillow do. The interpreter is let go
+   of meanwhile. `_pillow.py` does the same more slowly.
+
+   libjpeg-turbo is opened when it is asked for, so that the module needs its headers to be built and nothing to be
+   imported. Bytes are anybody's: an error leaves by longjmp, a warning that says the picture is not whole is an
+   error, and so is a progressive one of more scans than anybody writes. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#ifndef LIBJPEG_TURBO_VERSION
+#error "these are not libjpeg-turbo's headers"
+#endif
+
+#define MARGIN 16       /* pixels around the box: what upsampling makes of an edge has no neighbour there */
+#define MOST_SCANS 100  /* of a progressive file; encoders write about ten */
+#define WHOLE 65535     /* what weights sum to */
+#define TILE 32         /* values of a row that are summed at once */
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+static struct {
+    void *library;
+    struct jpeg_error_mgr *(*std_error)(struct jpeg_error_mgr *);
+    void (*create)(j_decompress_ptr, int, size_t);
+    void (*destroy)(j_decompress_ptr);
+    void (*mem_src)(j_decompress_ptr, const unsigned char *, unsigned long);
+    int (*read_header)(j_decompress_ptr, boolean);
+    boolean (*start)(j_decompress_ptr);
+    void (*crop)(j_decompress_ptr, JDIMENSION *, JDIMENSION *);
+    JDIMENSION (*skip)(j_decompress_ptr, JDIMENSION);
+    JDIMENSION (*read)(j_decompress_ptr, JSAMPARRAY, JDIMENSION);
+} jpeg;
+
+/* ---- what libjpeg says ---------------------------------------------------------------------------------- */
+
+struct trouble {
+    struct jpeg_error_mgr base;
+    jmp_buf out;
+    char said[JMSG_LENGTH_MAX];
+};
+
+static void leave(j_common_ptr cinfo)
+{
+    struct trouble *trouble = (struct trouble *)cinfo->err;
+    if (!trouble->said[0])
+        trouble->base.format_message(cinfo, trouble->said);
+    longjmp(trouble->out, 1);
+}
+
+static void heed(j_common_ptr cinfo, int level)
+{
+    char said[JMSG_LENGTH_MAX];
+    if (level >= 0)
+        return;  /* a trace */
+    cinfo->err->format_message(cinfo, said);
+    /* bytes that are in nobody's way: cameras and editors leave them, and no pixel is another for it */
+    if (strstr(said, "extraneous bytes") || strstr(said, "Adobe color") || strstr(said, "JFIF") ||
+        strstr(said, "too much"))
+        return;
+    struct trouble *trouble = (struct trouble *)cinfo->err;
+    memcpy(trouble->said, said, sizeof said);
+    leave(cinfo);
+}
+
+static void mute(j_common_ptr cinfo)
+{
+    (void)cinfo;
+}
+
+static void count_scans(j_common_ptr cinfo)
+{
+    if (((j_decompress_ptr)cinfo)->input_scan_number <= MOST_SCANS)
+        return;
+    struct trouble *trouble = (struct trouble *)cinfo->err;
+    snprintf(trouble->said, sizeof trouble->said, "more than %d scans", MOST_SCANS);
+    leave(cinfo);
+}
+
+/* ---- resizing ------------------------------------------------------------------------------------------- */
+
+struct taps {
+    int *first, *count; /* of each output pixel */
+    uint16_t *weights;   /* `most` of each */
+    int most;
+};
+
+static void free_taps(struct taps *taps)
+{
+    free(taps->first);
+    free(taps->count);
+    free(taps->weights);
+}
+
+/* The weights of `size` pixels that the stretch [from, to) becomes; nothing outside of [low, high) is looked at. */
+static int make_taps(struct taps *taps, double from, double to, int low, int high, int size)
+{
+    double scale = (to - from) / size, wide = scale > 1 ? scale : 1;
+    taps->most = (int)ceil(wide) * 2 + 1;
+    taps->first = malloc(size * sizeof(int));
+    taps->count = malloc(size * sizeof(int));
+    taps->weights = calloc((size_t)size * taps->most, sizeof(uint16_t));
+    if (!taps->first || !taps->count || !taps->weights)
+        return -1;
+    for (int i = 0; i < size; i++) {
+        double centre = from + (i + 0.5) * scale, sum = 0;
+        int first = (int)floor(centre - wide + 0.5), stop = (int)floor(centre + wide + 0.5);
+        first = first < low ? low : first > high - 1 ? high - 1 : first;
+        stop = stop > high ? high : stop <= first ? first + 1 : stop;
+        int count = stop - first < taps->most ? stop - first : taps->most;
+        uint16_t *weights = taps->weights + (size_t)i * taps->most;
+        for (int k = 0; k < count; k++) {
+            double far = fabs(first + k + 0.5 - centre) / wide;
+            sum += far < 1 ? 1 - far : 0;
+        }
+        int left = WHOLE, best = 0;
+        for (int k = 0; k < count; k++) {
+            double far = fabs(first + k + 0.5 - centre) / wide, share = far < 1 ? 1 - far : 0;
+            weights[k] = sum > 0 ? (uint16_t)lround(share / sum * WHOLE) : 0;
+            left -= weights[k];
+            best = weights[k] > weights[best] ? k : best;
+        }
+        weights[best] = (uint16_t)(weights[best] + left); /* they sum to one: a plain surface stays what it is */
+        taps->first[i] = first;
+        taps->count[i] = count;
+    }
+    return 0;
+}
+
+/* One row of the output's height, of the width the region has: 4 channels a pixel, a whole register of them at a
+   time, so that sums stay in registers. Rows are padded to whole tiles. */
+WIDE static void pass_down(const uint8_t *rows, size_t stride, const uint16_t *weights, int count, float *out)
+{
+    for (size_t at = 0; at < stride; at += TILE) {
+        uint16_t sums[TILE];
+        for (int x = 0; x < TILE; x++)
+            sums[x] = 0;
+        for (int k = 0; k < count; k++) {
+            const uint8_t *row = rows + k * stride + at;
+            uint32_t weight = weights[k];
+            for (int x = 0; x < TILE; x++) /* the upper half of a product of 16 bits: one instruction for 16 */
+                sums[x] = (uint16_t)(sums[x] + ((uint32_t)(uint16_t)(row[x] << 8) * weight >> 16));
+        }
+        for (int x = 0; x < TILE; x++)
+            out[at + x] = (float)sums[x];
+    }
+}
+
+typedef float pixel __attribute__((vector_size(16), aligned(4)));
+
+static void pass_across(const float *row, const struct taps *taps, int left, uint8_t *out, int size, int step)
+{
+    const float one = 1.0f / (256.0f * WHOLE);
+    for (int i = 0; i < size; i++, out += step) {
+        const float *at = row + (size_t)(taps->first[i] - left) * 4;
+        const uint16_t *weights = taps->weights + (size_t)i * taps->most;
+        pixel sum = {0, 0, 0, 0};
+        for (int k = 0; k < taps->count[i]; k++)
+            sum += *(const pixel *)(at + 4 * k) * (float)weights[k];
+        sum = sum * one + 0.5f;
+        for (int c = 0; c < 3; c++)
+            out[c] = (uint8_t)(int)sum[c];
+    }
+}
+
+/* ---- decoding ------------------------------------------------------------------------------------------- */
+
+struct wanted {
+    const uint8_t *data;
+    unsigned long bytes;
+    int width, height;         /* as was read off the header when the box was drawn */
+    double box[4];             /* left, top, right, bottom, in pixels of the file */
+    int clip[4];               /* what may be looked at */
+    int denominator;           /* 1, 2, 4 or 8: how far the DCT scales down */
+    int mirrored, out_width, out_height;
+    uint8_t *out;
+};
+
+struct work { /* in one place, so that a longjmp leaves nothing behind */
+    struct jpeg_decompress_struct cinfo;
+    struct jpeg_progress_mgr progress;
+    struct trouble trouble;
+    struct taps across, down;
+    uint8_t *pixels;
+    float *row;
+    int is_created;
+};
+
+static int scaled_low(double at, int denominator, int least)
+{
+    int found = (int)floor(at / denominator);
+    return found < least ? least : found;
+}
+
+static int scaled_high(double at, int denominator, int most)
+{
+    int found = (int)ceil(at / denominator);
+    return found > most ? most : found;
+}
+
+static void say(struct work *work, const char *what)
+{
+    snprintf(work->trouble.said, sizeof work->trouble.said, "%s", what);
+}
+
+static void decode_box(struct work *work, const struct wanted *wanted)
+{
+    j_decompress_ptr cinfo = &work->cinfo;
+    cinfo->err = jpeg.std_error(&work->trouble.base);
+    work->trouble.base.error_exit = leave;
+    work->trouble.base.emit_message = heed;
+    work->trouble.base.output_message = mute;
+    if (setjmp(work->trouble.out))
+        return;
+    jpeg.create(cinfo, JPEG_LIB_VERSION, sizeof(struct jpeg_decompress_struct));
+    work->is_created = 1;
+    work->progress.progress_monitor = count_scans;
+    cinfo->progress = &work->progress;
+    jpeg.mem_src(cinfo, wanted->data, wanted->bytes);
+    jpeg.read_header(cinfo, TRUE);
+    if ((int)cinfo->image_width != wanted->width || (int)cinfo->image_height != wanted->height) {
+        say(work, "its headers do not agree about its size");
+        return;
+    }
+    int by = wanted->denominator;
+    cinfo->scale_num = 1;
+    cinfo->scale_denom = by;
+    cinfo->out_color_space = JCS_EXT_RGBX;
+    jpeg.start(cinfo);
+    int width = (int)cinfo->output_width, height = (int)cinfo->output_height;
+
+    /* the box in what is decoded, and what may be looked at of it */
+    double box[4];
+    for (int n = 0; n < 4; n++)
+        box[n] = wanted->box[n] / by;
+    int left = scaled_low(wanted->clip[0], by, 0), right = scaled_high(wanted->clip[2], by, width);
+    int top = scaled_low(wanted->clip[1], by, 0), bottom = scaled_high(wanted->clip[3], by, height);
+    if (left >= right || top >= bottom ||
+        make_taps(&work->across, box[0], box[2], left, right, wanted->out_width) ||
+        make_taps(&work->down, box[1], box[3], top, bottom, wanted->out_height)) {
+        say(work, "there is no memory for it");
+        return;
+    }
+    int across = wanted->out_width - 1, down = wanted->out_height - 1;
+    left = work->across.first[0];
+    right = work->across.first[across] + work->across.count[across];
+    top = work->down.first[0];
+    bottom = work->down.first[down] + work->down.count[down];
+
+    JDIMENSION first = left > MARGIN ? left - MARGIN : 0, wide;
+    wide = (right + MARGIN < width ? right + MARGIN : width) - first;
+    if (first || (int)wide < width)
+        jpeg.crop(cinfo, &first, &wide);
+    size_t stride = ((size_t)wide * 4 + TILE - 1) / TILE * TILE;
+    work->pixels = calloc(bottom - top, stride);
+    work->row = malloc(stride * sizeof(float));
+    if (!work->pixels || !work->row) {
+        say(work, "there is no memory for it");
+        return;
+    }
+    int skipped = top > MARGIN ? top - MARGIN : 0;
+    if (skipped)
+        jpeg.skip(cinfo, skipped);
+    while ((int)cinfo->output_scanline < bottom) {
+        int at = (int)cinfo->output_scanline - top;
+        JSAMPROW row = work->pixels + stride * (at < 0 ? 0 : at); /* the margin is written over */
+        if (!jpeg.read(cinfo, &row, 1)) {
+            say(work, "it ends too early");
+            return;
+        }
+    }
+    int step = wanted->mirrored ? -3 : 3;
+    for (int y = 0; y < wanted->out_height; y++) {
+        const uint8_t *rows = work->pixels + stride * (work->down.first[y] - top);
+        uint8_t *out = wanted->out + (size_t)y * wanted->out_width * 3;
+        if (wanted->mirrored)
+            out += (size_t)(wanted->out_width - 1) * 3;
+        pass_down(rows, stride, work->down.weights + (size_t)y * work->down.most, work->down.count[y], work->row);
+        pass_across(work->row, &work->across, (int)first, out, wanted->out_width, step);
+    }
+}
+
+static void end(struct work *work)
+{
+    if (work->is_created)
+        jpeg.destroy(&work->cinfo);
+    free_taps(&work->across);
+    free_taps(&work->down);
+    free(work->pixels);
+    free(work->row);
+}
+
+/* ---- headers -------------------------------------------------------------------------------------------- */
+
+static unsigned big16(const uint8_t *at)
+{
+    return (unsigned)at[0] << 8 | at[1];
+}
+
+static unsigned of_tiff(const uint8_t *at, int bytes, int is_little)
+{
+    unsigned value = 0;
+    for (int n = 0; n < bytes; n++)
+        value |= (unsigned)at[n] << 8 * (is_little ? n : bytes - 1 - n);
+    return value;
+}
+
+/* How an image is to be turned, from 1 to 8, as the first directory of its EXIF says; 1 where that says nothing. */
+static int orientation_in(const uint8_t *exif, size_t bytes)
+{
+    if (bytes < 14 || memcmp(exif, "Exif\0\0", 6))
+        return 1;
+    const uint8_t *tiff = exif + 6;
+    size_t size = bytes - 6;
+    int is_little = !memcmp(tiff, "II*\0", 4);
+    if (!is_little && memcmp(tiff, "MM\0*", 4))
+        return 1;
+    size_t at = of_tiff(tiff + 4, 4, is_little);
+    if (at > size || size - at < 2)
+        return 1;
+    unsigned entries = of_tiff(tiff + at, 2, is_little);
+    for (at += 2; entries && size - at >= 12; entries--, at += 12)
+        if (of_tiff(tiff + at, 2, is_little) == 0x0112 && of_tiff(tiff + at + 2, 2, is_little) == 3 &&
+            of_tiff(tiff + at + 4, 4, is_little) == 1) {
+            unsigned found = of_tiff(tiff + at + 8, 2, is_little);
+            return found >= 1 && found <= 8 ? (int)found : 1;
+        }
+    return 1;
+}
+
+/* header(data) -> (width, height, channels, bits, marker, orientation), or None where it is no JPEG with a frame */
+static PyObject *header(PyObject *self, PyObject *args)
+{
+    Py_buffer data;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*", &data))
+        return NULL;
+    const uint8_t *bytes = data.buf;
+    size_t size = data.len, at = 2;
+    int orientation = 1, seen = 0;
+    PyObject *found = NULL;
+    if (size >= 4 && bytes[0] == 0xFF && bytes[1] == 0xD8) {
+        while (at + 4 <= size) {
+            if (bytes[at] != 0xFF) {
+                at++; /* what lies between segments is jumped over, as libjpeg does */
+                continue;
+            }
+            uint8_t marker = bytes[at + 1];
+            if (marker == 0xFF || marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD8)) {
+                at += marker == 0xFF ? 1 : 2;
+                continue;
+            }
+            if (marker == 0xDA || marker == 0xD9)
+                break;
+            size_t length = big16(bytes + at + 2);
+            if (length < 2 || at + 2 + length > size)
+                break;
+            if (marker == 0xE1 && !seen && length > 2 && length - 2 >= 6 && !memcmp(bytes + at + 4, "Exif\0\0", 6)) {
+                orientation = orientation_in(bytes + at + 4, length - 2);
+                seen = 1;
+            }
+            if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
+                if (length >= 8)
+                    found = Py_BuildValue("(iiiiii)", big16(bytes + at + 7), big16(bytes + at + 5), bytes[at + 9],
+                                          bytes[at + 4], marker, orientation);
+                break;
+            }
+            at += 2 + length;
+        }
+    }
+    PyBuffer_Release(&data);
+    if (found || PyErr_Occurred())
+        return found;
+    Py_RETURN_NONE;
+}
+
+/* ---- for Python ----------------------------------------------------------------------------------------- */
+
+/* decode(data, size, box, clip, denominator, mirrored, out) -> None, or what is wrong with the image */
+static PyObject *decode(PyObject *self, PyObject *args)
+{
+    Py_buffer data, out;
+    struct wanted wanted;
+    (void)self;
+    memset(&wanted, 0, sizeof wanted);
+    if (!PyArg_ParseTuple(args, "y*(ii)(dddd)(iiii)iiw*(ii)", &data, &wanted.width, &wanted.height, wanted.box,
+                          wanted.box + 1, wanted.box + 2, wanted.box + 3, wanted.clip, wanted.clip + 1,
+                          wanted.clip + 2, wanted.clip + 3, &wanted.denominator, &wanted.mirrored, &out,
+                          &wanted.out_width, &wanted.out_height))
+        return NULL;
+    const double *box = wanted.box;
+    const int *clip = wanted.clip;
+    int by = wanted.denominator;
+    PyObject *answer = NULL;
+    if (!jpeg.library)
+        PyErr_SetString(PyExc_RuntimeError, "no libjpeg-turbo was opened");
+    else if (wanted.out_width < 1 || wanted.out_height < 1 || wanted.out_width > 65535 ||
+             wanted.out_height > 65535 || out.len != (Py_ssize_t)wanted.out_width * wanted.out_height * 3)
+        PyErr_SetString(PyExc_ValueError, "the output is of another size");
+    else if (!(by == 1 || by == 2 || by == 4 || by == 8) || !(box[0] < box[2] && box[1] < box[3]) ||
+             !(clip[0] < clip[2] && clip[1] < clip[3]) || clip[0] < 0 || clip[1] < 0 || clip[2] > wanted.width ||
+             clip[3] > wanted.height || !(box[0] >= clip[0] && box[1] >= clip[1]) ||
+             !(box[2] <= clip[2] && box[3] <= clip[3]))
+        PyErr_SetString(PyExc_ValueError, "the box does not lie in the image");
+    else {
+        struct work *work = calloc(1, sizeof *work);
+        if (!work) {
+            PyErr_NoMemory();
+        } else {
+            wanted.data = data.buf;
+            wanted.bytes = (unsigned long)data.len;
+            wanted.out = out.buf;
+            Py_BEGIN_ALLOW_THREADS
+            decode_box(work, &wanted);
+            end(work);
+            Py_END_ALLOW_THREADS
+            answer = work->trouble.said[0] ? PyUnicode_DecodeLatin1(work->trouble.said, strlen(work->trouble.said), NULL)
+                                           : Py_NewRef(Py_None);
+            free(work);
+        }
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return answer;
+}
+
+/* use(path) -> whether the library there is one that this was built for */
+static PyObject *use(PyObject *self, PyObject *args)
+{
+    const char *path;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s", &path))
+        return NULL;
+    if (jpeg.library)
+        Py_RETURN_TRUE;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        Py_RETURN_FALSE;
+    const struct {
+        void *slot;
+        const char *name;
+    } calls[] = {
+        {&jpeg.std_error, "jpeg_std_error"},   {&jpeg.create, "jpeg_CreateDecompress"},
+        {&jpeg.destroy, "jpeg_destroy_decompress"}, {&jpeg.mem_src, "jpeg_mem_src"},
+        {&jpeg.read_header, "jpeg_read_header"}, {&jpeg.start, "jpeg_start_decompress"},
+        {&jpeg.crop, "jpeg_crop_scanline"},     {&jpeg.skip, "jpeg_skip_scanlines"},
+        {&jpeg.read, "jpeg_read_scanlines"},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        if (!(*(void **)calls[i].slot = dlsym(library, calls[i].name))) {
+            dlclose(library);
+            Py_RETURN_FALSE;
+        }
+    /* of another version of the interface it refuses to be made */
+    struct work *work = calloc(1, sizeof *work);
+    if (!work) {
+        dlclose(library);
+        return PyErr_NoMemory();
+    }
+    work->cinfo.err = jpeg.std_error(&work->trouble.base);
+    work->trouble.base.error_exit = leave;
+    work->trouble.base.output_message = mute;
+    volatile int fits = 0;
+    if (!setjmp(work->trouble.out)) {
+        jpeg.create(&work->cinfo, JPEG_LIB_VERSION, sizeof(struct jpeg_decompress_struct));
+        jpeg.destroy(&work->cinfo);
+        fits = 1;
+    }
+    free(work);
+    if (!fits) {
+        dlclose(library);
+        Py_RETURN_FALSE;
+    }
+    jpeg.library = library;
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef methods[] = {
+    {"header", header, METH_VARARGS, "Size, channels, bits, kind and orientation of a JPEG, or None."},
+    {"decode", decode, METH_VARARGS, "A box of a JPEG, resized into an array; what is wrong, or None."},
+    {"use", use, METH_VARARGS, "Open libjpeg-turbo; False if it is not there or another."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_jpeg", .m_doc = "Boxes of JPEGs, on libjpeg-turbo.", .m_size = 0,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__jpeg(void)
+{
+    return PyModuleDef_Init(&definition);
+}

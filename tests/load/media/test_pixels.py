@@ -1,0 +1,169 @@
+"""Pixels are what torchvision makes: everything decoded, the same box resized with antialiasing by torch."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from pictures import encoded, photograph
+from PIL import Image as Pictures
+from PIL import ImageOps
+
+from stoker.load.media.boxes import Crop, crop_of, uniforms
+from stoker.load.media.decode import Decoder, Undecodable, choose_engine
+from stoker.load.media.image import Image
+
+ENGINES = ["libjpeg", "pillow"]
+
+
+def _exif(turn: int) -> Pictures.Exif:
+    found = Pictures.Exif()
+    found[0x0112] = turn
+    return found
+
+
+def _sixteen_bits() -> bytes:
+    sink = io.BytesIO()
+    Pictures.fromarray(photograph(40, 50)[..., 0].astype(np.uint16) << 8).save(sink, "PNG")
+    return sink.getvalue()
+
+
+def _cmyk() -> bytes:
+    sink = io.BytesIO()
+    Pictures.fromarray(photograph(61, 77)).convert("CMYK").save(sink, "JPEG", quality=95)
+    return sink.getvalue()
+
+
+SHAPES = {
+    "usual": lambda: encoded(photograph(375, 500)),
+    "odd sides": lambda: encoded(photograph(301, 333), subsampling=2),
+    "no subsampling": lambda: encoded(photograph(97, 131), subsampling=0),
+    "half subsampling": lambda: encoded(photograph(97, 131), subsampling=1),
+    "large": lambda: encoded(photograph(1500, 2001)),
+    "progressive": lambda: encoded(photograph(203, 305), progressive=True),
+    "restarts": lambda: encoded(photograph(203, 305), restart_marker_rows=1),
+    "grey": lambda: encoded(photograph(133, 77)[..., 0]),
+    "one pixel": lambda: encoded(photograph(1, 1)),
+    "a line": lambda: encoded(photograph(10, 3000)),
+    "a column": lambda: encoded(photograph(3000, 7)),
+    "cmyk": _cmyk,
+    "png": lambda: encoded(photograph(60, 90), "PNG"),
+    "palette": lambda: encoded(np.asarray(Pictures.fromarray(photograph(60, 90)).quantize()), "PNG"),
+    "webp": lambda: encoded(photograph(60, 90), "WEBP", quality=90),
+    "16 bits": _sixteen_bits,
+    **{f"turned {n}": lambda n=n: encoded(photograph(64, 90), exif=_exif(n)) for n in range(2, 9)},
+}
+
+
+def whole(data: bytes) -> np.ndarray:
+    picture = Pictures.open(io.BytesIO(data))
+    if picture.mode.startswith("I"):
+        return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
+    return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+
+
+def reference(data: bytes, image: Image, numbers: list[float]) -> np.ndarray:
+    pixels = whole(data)
+    height, width = pixels.shape[:2]
+    crop: Crop = crop_of(image, width, height, numbers)
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+    if image.crop == "center":  # Resize, then CenterCrop
+        short = min(width, height)
+        size = int(image.shorter * height / short), int(image.shorter * width / short)
+        tensor = _resized(tensor, size)
+        top, left = round((size[0] - image.size) / 2), round((size[1] - image.size) / 2)
+        tensor = tensor[..., top : top + image.size, left : left + image.size]
+    else:
+        left, top, right, bottom = crop.clip
+        tensor = _resized(tensor[..., top:bottom, left:right], (crop.height, crop.width))
+    found = tensor[0].permute(1, 2, 0).numpy()
+    return found[:, ::-1] if crop.mirrored else found
+
+
+def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True)
+
+
+def decoded(engine: str, data: bytes, image: Image, numbers: list[float]) -> np.ndarray:
+    decoder = Decoder(choose_engine(engine), max_pixels=image.max_pixels)
+
+    def draw(width: int, height: int, turn: int) -> Crop:
+        return crop_of(image, width, height, numbers, turn=turn)
+
+    out = None if image.crop == "whole" else np.empty((image.size, image.size, 3), np.uint8)
+    (found,), _ = decoder.crops(data, [draw], [out])
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pixels_are_those_of_torchvision_within_one_level(engine: str, shape: str) -> None:
+    data = SHAPES[shape]()
+    images = [Image(size=side, crop="random", flip=True) for side in (32, 97)]
+    if shape not in ("a line", "a column"):  # the reference resizes all of it to a side of 100,000
+        images.append(Image(size=48, crop="center"))
+    images.append(Image(crop="whole"))
+    for image in images:
+        for numbers in uniforms(np.arange(3, dtype=np.uint64), 41).tolist():
+            wanted, found = reference(data, image, numbers), decoded(engine, data, image, numbers)
+            assert found.shape == wanted.shape
+            assert np.abs(found.astype(int) - wanted).mean() <= 1
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+def test_a_line_is_cropped_in_the_middle_without_resizing_all_of_it(engine: str) -> None:
+    data = encoded(np.full((10, 10_000, 3), 200, np.uint8))
+    found = decoded(engine, data, Image(size=64, crop="center"), [])
+    assert (found == 200).all()
+
+
+def test_both_engines_agree_on_any_box() -> None:
+    data = encoded(photograph(230, 310, seed=3), subsampling=2)
+    image = Image(size=40, crop="random", scale=(0.01, 1.0), ratio=(0.2, 5.0))
+    for numbers in uniforms(np.arange(60, dtype=np.uint64), 41).tolist():
+        one, other = (decoded(engine, data, image, numbers) for engine in ("auto", "pillow"))
+        assert np.abs(one.astype(int) - other).mean() <= 1
+
+
+def test_a_box_of_its_own_size_is_exact() -> None:
+    data = encoded(photograph(120, 160, seed=5), subsampling=2)
+    image = Image(size=33, crop="random")
+    pixels = whole(data)
+    decoder = Decoder(choose_engine("auto"), max_pixels=10**6)
+    for left, top in [(0, 0), (1, 1), (17, 40), (127, 87), (64, 33)]:
+        box = (left, top, left + image.size, top + image.size)
+        crop = Crop(box=box, clip=box, width=33, height=33, mirrored=False)
+        (found,), _ = decoder.crops(data, [lambda *_, crop=crop: crop], [np.empty((33, 33, 3), np.uint8)])
+        assert (found == pixels[top : top + 33, left : left + 33]).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_bomb_is_refused_before_memory_is_taken(engine: str, kind: str) -> None:
+    data = encoded(np.zeros((400, 300, 3), np.uint8), kind)
+    with pytest.raises(Undecodable, match=r"300 x 400 pixels are more than max_pixels=100,000"):
+        decoded(engine, data, Image(size=8, max_pixels=100_000), [0.5] * 41)
+
+
+def test_a_jpeg_whose_headers_say_two_sizes_is_refused() -> None:
+    data = bytearray(encoded(photograph(40, 40)))
+    frame = bytes(data).index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(Undecodable, match="max_pixels"):
+        decoded("auto", bytes(data), Image(size=8), [0.5] * 41)
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xda\0", b"GIF89a", b"words", bytes(9000)])
+def test_what_is_no_image_is_undecodable(engine: str, data: bytes) -> None:
+    with pytest.raises(Undecodable):
+        decoded(engine, data, Image(size=8), [0.5] * 41)
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+def test_a_file_cut_short_is_undecodable(engine: str) -> None:
+    data = encoded(photograph(100, 100))
+    with pytest.raises(Undecodable):
+        decoded(engine, data[: len(data) // 2], Image(crop="whole"), [])

@@ -52,7 +52,15 @@ def command() -> None:
     metavar="NAME",
     help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING.",
 )
-@click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
+@click.option(
+    "--field", default="text", show_default=True, help="Field or column that holds the text, as data.text."
+)
+@click.option(
+    "--template",
+    default="",
+    metavar="TEXT",
+    help=r"Several fields joined, as '{title}\n\n{body}'.",
+)
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
 @choice(

@@ -250,7 +250,7 @@ def _from_plain(raw: dict[str, Any]) -> Plan:
             **raw,
             "sources": tuple(Source(**source) for source in raw["sources"]),
             "splits": tuple(tuple(Piece(**piece) for piece in split) for split in raw["splits"]),
-            "reading": Reading(**raw["reading"]),
+            "reading": Reading.from_plain(raw["reading"]),
             "curation": Curation.from_plain(raw["curation"]),
             "tokenizer": TokenizerRecord(**raw["tokenizer"]),
         }

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from found_texts import manuals, messages, programs
 from kept_runs import keep
-
 from stoker.prepare.curate import language
 
 HERE = Path(__file__).parent

@@ -44,7 +44,14 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.option(
+    "--source",
+    "shares",
+    multiple=True,
+    metavar="path=...,weight=...",
+    help="A source with a weight, a cap (max-tokens=1e9), a field= or template= of its own.",
+)
 @click.option("--out", required=True, metavar="URL", help="Folder or object-store prefix for the dataset.")
 @click.option(
     "--tokenizer",
@@ -61,7 +68,24 @@ def command() -> None:
     metavar="TEXT",
     help=r"Several fields joined, as '{title}\n\n{body}'.",
 )
+@click.option(
+    "--chat",
+    default="",
+    metavar="FIELD",
+    help="Field of chat messages, rendered by the tokenizer's chat template.",
+)
+@click.option(
+    "--loss-mask",
+    is_flag=True,
+    help="With --chat: also write which tokens are the assistant's (1) or not (0).",
+)
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
+@click.option(
+    "--holdout",
+    default="",
+    metavar="NAME=SHARE,...",
+    help="Parts held out by content, as validation=0.01,test=0.01: datasets in folders below --out.",
+)
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
 @choice(
     "--format",
@@ -270,13 +294,22 @@ def merge(folder: Path) -> None:
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     from stoker.prepare.curate.recipe import read_recipe, with_flags
     from stoker.prepare.plan import Options
-    from stoker.prepare.sources.documents import Reading
+    from stoker.prepare.portions import parse_holdout, parse_share
+    from stoker.prepare.sources.documents import Conversation, Reading
 
     flags = {name: given[name] for name in ("min_chars", "max_chars", "quality", "filter", "languages")}
+    shares = tuple(map(parse_share, given.pop("shares")))
+    holdout = parse_holdout(given.pop("holdout"))
+    if not (sources or shares):
+        raise UsageError(
+            "there is nothing to prepare", hint="name files, folders or URLs, or --source path=..."
+        )
     recipe = with_flags(read_recipe(given["curate"]), **flags)
     return Options(
         sources=sources,
-        reading=Reading(**_chosen(Reading, given)),
+        shares=shares,
+        holdout=holdout,
+        reading=Reading(**_chosen(Reading, given), conversation=Conversation(mask=given["loss_mask"])),
         curation=recipe.curation,
         near_dedup=recipe.near_dedup if given["near_dedup"] is None else given["near_dedup"],
         shuffle=not given["no_shuffle"],

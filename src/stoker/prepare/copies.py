@@ -27,7 +27,7 @@ def match(job: Job, number: int) -> None:
     low, high = (KEYS * (part + side) // job.plan.match_parts for side in (0, 1))
     values, places, rows = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     first = 0
-    for run in job.runs(epoch=0):
+    for run in job.all_runs():
         column = _band(job, run, band)
         inside = (column[:, 0] >= np.uint64(low)) & (column[:, 0] <= np.uint64(high - 1))
         values.append(column[inside])
@@ -39,7 +39,7 @@ def match(job: Job, number: int) -> None:
         found = candidates(np.concatenate(values)[:, 0], np.concatenate(rows))
     else:
         found = later_copies(np.concatenate(values), np.concatenate(places))
-    _complete(job, "match", number, found, near=near)
+    complete(job, "match", number, found, near=near)
 
 
 def _band(job: Job, run: Run, band: int) -> Numbers:
@@ -59,14 +59,14 @@ def confirm(job: Job, number: int) -> None:
     mine = mixed(pairs[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ pairs[:, 1]) % np.uint64(
         job.plan.stages["confirm"]
     )
-    sets = _Shingles(job.runs(epoch=0))
+    sets = _Shingles(job.all_runs())
     threshold = job.plan.sketch.threshold
     kept = [
         (one, other)
         for one, other in pairs[mine == np.uint64(number)].tolist()
         if similarity(sets.of(one), sets.of(other)) >= threshold
     ]
-    _complete(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
+    complete(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
 
 
 def _near_pairs(job: Job) -> Numbers:
@@ -81,7 +81,7 @@ def cluster(job: Job, number: int) -> None:
     """All confirmed pairs as clusters; of each the first document stays, or the longest."""
     lists = [read_list(job.drops("confirm", part)) for part in range(job.plan.stages["confirm"])]
     rows, names = clusters(np.concatenate(lists).reshape(-1, 2))
-    runs = job.runs(epoch=0)
+    runs = job.all_runs()
     places = _column(runs, rows, "location")
     lengths = (
         _Shingles(runs).counts(rows) if job.plan.curation.keep == "longest" else np.zeros(len(rows), np.int64)
@@ -89,7 +89,7 @@ def cluster(job: Job, number: int) -> None:
     order = np.lexsort((places, -lengths, names))
     stays = np.ones(len(rows), np.bool_)
     stays[1:] = names[order][1:] != names[order][:-1]
-    _complete(
+    complete(
         job, "cluster", number, np.sort(places[order][~stays]), clusters=int(stays.sum()) if len(rows) else 0
     )
 
@@ -142,7 +142,8 @@ def read_list(path: Path) -> Numbers:
     return np.memmap(path, "<u8", "r")
 
 
-def _complete(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
+def complete(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
+    """Write a list of numbers down, and the task off."""
     path = job.drops(stage, number)
     data = found.astype("<u8").tobytes()
     with new_file(path) as file:

@@ -25,6 +25,8 @@ from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
 from stoker.prepare.leftovers import sweep
 from stoker.prepare.plan import Options, Plan, make_plan
+from stoker.prepare.portions import Share
+from stoker.prepare.sources.chat import compiled
 from stoker.prepare.sources.discover import check_reading, discover
 from stoker.prepare.sources.documents import Piece, Source
 from stoker.prepare.sources.read import read_piece
@@ -114,7 +116,7 @@ def _done_before(job: Job, watcher: Watcher) -> Prepared | None:
 
 
 def _make(job: Job, launcher: Launcher, watcher: Watcher) -> Prepared:
-    if swept := sweep((job.spill(0).parent, job.target)):
+    if swept := sweep((job.spill(0).parent, *(job.target / part.folder for part in job.plan.parts))):
         watcher.note(f"removed {counted(swept, 'file')} that killed tasks had left half written")
     seconds = {}
     for stage, count in job.plan.stages.items():
@@ -170,15 +172,18 @@ def submit(
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
     """Look at the sources, choose the engine, and write the plan into its folder."""
     sources = discover(
-        options.sources,
+        [*(share.path for share in options.shares), *options.sources],
         lines=options.reading.lines,
         split=options.split,
         out=options.out,
         say=watcher.note,
     )
+    shares = {share.path: share for share in options.shares}
+    sources = [_with_share(source, shares.get(source.origin)) for source in sources]
     check_reading(sources, lines=options.reading.lines)
     _check_packages(options, sources)
     tokenizer = tokens.load_tokenizer(options.tokenizer)
+    options = _with_template(options, tokenizer)
     first = _first_documents(sources, options)
     engine, refused = tokens.choose_engine(tokenizer, options.engine, first)
     for reason in refused:
@@ -200,6 +205,39 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
     _write_down(job.folder / TOKENIZER_NAME, json.dumps(asdict(tokenizer)))
     _write_down(job.folder / "plan.json", plan.to_json())
     return job
+
+
+def _with_template(options: Options, tokenizer: tokens.Tokenizer) -> Options:
+    """The tokenizer's own chat template is a part of the plan: a task may run where its files are not."""
+    reading = options.reading
+    if not reading.chat:
+        if reading.conversation.mask:
+            raise UsageError(
+                "--loss-mask is about chats", hint="name the field of the messages: --chat messages"
+            )
+        return options
+    template, special = tokens.chat_template(options.tokenizer)
+    compiled(template)  # told now rather than of each document
+    conversation = replace(reading.conversation, template=template, special=tuple(special.items()))
+    reading = replace(reading, conversation=conversation)
+    if not conversation.mask:
+        return replace(options, reading=reading)
+    if tokenizer.family != "huggingface":
+        raise UsageError("a loss mask takes a tokenizer.json", hint="tiktoken does not say where tokens lie")
+    # only the reference says where its tokens lie
+    return replace(options, reading=reading, engine=tokenizer.reference)
+
+
+def _with_share(source: Source, share: Share | None) -> Source:
+    if share is None:
+        return source
+    return replace(
+        source,
+        weight=share.weight,
+        max_tokens=share.max_tokens,
+        field=share.field,
+        template=share.template,
+    )
 
 
 def _check_packages(options: Options, sources: Sequence[Source]) -> None:

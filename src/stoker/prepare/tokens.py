@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -24,7 +24,10 @@ import xxhash
 
 from stoker.errors import EngineMismatchError, MissingPackageError, StokerError, TokenizerError, require
 from stoker.prepare.probes import EDGE_STRINGS, added_token_texts
+from stoker.prepare.sources.chat import unmarked
 from stoker.prepare.sources.documents import Texts
+
+MARKED = np.uint32(1 << 31)
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -63,6 +66,17 @@ class Encoded:
     locations: npt.NDArray[np.int64]
     ids: Ids
     offsets: Offsets
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Encoded:
+        """Those of these numbers, in this order."""
+        sizes = np.diff(self.offsets)[rows]
+        parts = [self.ids[self.offsets[row] : self.offsets[row + 1]] for row in rows.tolist()]
+        return Encoded(
+            texts=self.texts.take(rows),
+            locations=self.locations[rows],
+            ids=np.concatenate([self.ids[:0], *parts]),
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+        )
 
 
 class Engine(Protocol):
@@ -203,6 +217,50 @@ def verify(name: str, tokenizer: Tokenizer, documents: Sequence[str]) -> None:
         Referee(tokenizer, name).check(texts, ids, offsets, where)
 
 
+def chat_template(name: str) -> tuple[str, dict[str, str]]:
+    """The chat template beside a tokenizer.json, and the special tokens that it may name (`bos_token`)."""
+    path = Path(name) if Path(name).is_dir() else Path(name).parent
+    if not Path(name).exists():
+        path = _from_hub(name, "tokenizer_config.json").parent
+    try:
+        config = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    found = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(found, list):  # several by name, as transformers once kept them
+        found = {one.get("name"): one.get("template") for one in found}.get("default")
+    with suppress(OSError):
+        found = (path / "chat_template.jinja").read_text("utf-8")
+    if not isinstance(found, str):
+        raise TokenizerError(
+            f"{name} has no chat template: neither {path / 'chat_template.jinja'} nor chat_template in"
+            f" {path / 'tokenizer_config.json'}",
+            hint="copy it there from the model that you train, or join fields with --template",
+        )
+    special = {name: config[name] for name in sorted(config) if name.endswith("_token")}
+    return found, {name: _token_text(token) for name, token in special.items() if token}
+
+
+def _token_text(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def encode_marked(tokenizer: Tokenizer, texts: Texts) -> tuple[Texts, Ids, Offsets]:
+    """(texts without the marks of what the assistant says, ids by the reference, offsets); an id that lies
+    between marks, all of it or in part, has its highest bit set."""
+    plain, spans = unmarked(texts.strings)
+    encodings = _huggingface(tokenizer.definition).encode_batch(plain, add_special_tokens=False)
+    parts = []
+    for encoding, marked in zip(encodings, spans, strict=True):
+        ids = np.array(encoding.ids, np.uint32)
+        starts, stops = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        for begin, end in marked:
+            ids[(starts < end) & (stops > begin)] |= MARKED
+        parts.append(ids)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in parts], dtype=np.int64)])
+    return Texts.of(plain), np.concatenate([np.zeros(0, np.uint32), *parts]), offsets
+
+
 class Referee:
     """Compares an engine's ids with the reference's."""
 
@@ -315,7 +373,7 @@ def _refuse_dropout(definition: str) -> None:
         )
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, file: str = "tokenizer.json") -> Path:
     if not _HUB_NAME.match(name) or name.endswith(".json"):
         raise TokenizerError(
             f"there is no tokenizer {name!r}",
@@ -323,7 +381,7 @@ def _from_hub(name: str) -> Path:
         )
     hub = require("huggingface_hub")
     try:
-        return Path(hub.hf_hub_download(name, "tokenizer.json"))
+        return Path(hub.hf_hub_download(name, file))
     except Exception as error:  # the hub client raises a dozen kinds for a name or a network at fault
         raise TokenizerError(
             f"no tokenizer {name!r}: it is no path, and the Hugging Face hub or its cache has none"

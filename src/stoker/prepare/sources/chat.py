@@ -1,13 +1,14 @@
 """Chat messages as text: rendered by the tokenizer's own chat template, in a sandbox, as transformers does.
 
 Where a loss mask is asked for, what the assistant says stands between two marks that no text has (Unicode
-keeps U+FDD0 and U+FDD1 for such use): they pass curation with the text and are taken out before it is encoded.
+keeps U+FDD0 and U+FDD1 for such use): they pass curation with the text and go before it is encoded.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +33,23 @@ def render(messages: Any, tools: Any, conversation: Conversation) -> str:
         return write(turns)
     marked = write.marked(turns)
     return marked if BEGIN in marked else _marked_by_turns(write, turns)
+
+
+def unmarked(texts: Sequence[str]) -> tuple[list[str], list[list[tuple[int, int]]]]:
+    """Texts without their marks, and what lay between each pair, as characters."""
+    plain, spans = [], []
+    for text in texts:
+        parts, found, at, begin = re.split(f"([{BEGIN}{END}])", text), [], 0, 0
+        for part in parts:
+            if part == BEGIN:
+                begin = at
+            elif part == END:
+                found.append((begin, at))
+            else:
+                at += len(part)
+        plain.append("".join(part for part in parts if part not in (BEGIN, END)))
+        spans.append(found)
+    return plain, spans
 
 
 class _Writer:
@@ -61,8 +79,8 @@ def _marked_by_turns(write: _Writer, turns: list[Any]) -> str:
             before, after = write(turns[:number], prompt=True), write(turns[: number + 1])
             if not (whole.startswith(after) and after.startswith(before) and len(before) >= done):
                 raise BadChat(
-                    "the template does not write it turn by turn, so that what the assistant says cannot be told"
-                    " apart: use a template with {% generation %}, or leave the loss mask out"
+                    "the template does not write it turn by turn, so that what the assistant says cannot be"
+                    " told apart: use a template with {% generation %}, or leave the loss mask out"
                 )
             parts += [whole[done : len(before)], BEGIN, whole[len(before) : len(after)], END]
             done = len(after)
@@ -107,16 +125,16 @@ def compiled(template: str) -> Any:
 
 def _generation() -> type[Any]:
     """The tag with which templates say what the model generates."""
-    jinja = require("jinja2", extra="chat")
+    nodes, extensions = (require(f"jinja2.{part}", extra="chat") for part in ("nodes", "ext"))
 
-    class Generation(jinja.ext.Extension):  # type: ignore[name-defined, misc]
+    class Generation(extensions.Extension):  # type: ignore[name-defined, misc]
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            output = [jinja.nodes.Output([jinja.nodes.TemplateData(mark)]) for mark in (BEGIN, END)]
-            return jinja.nodes.Scope([output[0], *body, output[1]]).set_lineno(line)
+            output = [nodes.Output([nodes.TemplateData(mark)]) for mark in (BEGIN, END)]
+            return nodes.Scope([output[0], *body, output[1]]).set_lineno(line)
 
     return Generation
 

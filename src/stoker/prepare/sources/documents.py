@@ -48,8 +48,8 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """How messages become text: a chat template, the names that it may use (`bos_token`), and whether what the
-    assistant says is marked for a loss mask."""
+    """How messages become text: a chat template, the names that it may use (`bos_token`), and whether what
+    the assistant says is marked for a loss mask."""
 
     template: str = ""
     special: tuple[tuple[str, str], ...] = ()
@@ -158,6 +158,10 @@ class Documents:
         cls, texts: Sequence[str | bytes], places: Sequence[int], bad: Sequence[BadRecord] = ()
     ) -> Documents:
         return cls(texts=Texts.of(texts), places=np.array(places, np.int64), bad=list(bad))
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Documents:
+        """Those of these numbers, in this order."""
+        return Documents(texts=self.texts.take(rows), places=self.places[rows], bad=self.bad)
 
     @classmethod
     def join(cls, parts: Sequence[Documents]) -> Documents:

@@ -31,12 +31,12 @@ class NoText(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What of a record is its text. `parts` are pairs of literal text and the field behind it, of a template."""
+    """What of a record is its text. `parts`, of a template: literal text and the field behind it."""
 
     field: str
     parts: tuple[tuple[str, str], ...] = ()
     chat: str = ""
-    conversation: Conversation = Conversation()
+    conversation: Conversation | None = None
 
     @property
     def plain(self) -> bool:
@@ -76,6 +76,7 @@ class Wanted:
         return text
 
     def _chat(self, record: Any) -> str:
+        assert self.conversation
         messages = look_up(record, self.chat)
         tools = record.get("tools") if isinstance(record, Mapping) else None
         try:

@@ -102,7 +102,7 @@ def _next(feed: _Feed, limit: int) -> _Record | None:
 
 
 def _text(record: _Record) -> str | None:
-    """The text of a record; None for what holds none: requests, robots.txt, pictures, the file's own facts."""
+    """The text of a record; None for what holds none: requests, robots.txt, pictures, the file's facts."""
     kind = record.names.get("warc-type", "")
     if kind == "conversion":
         return record.content.decode()
@@ -155,7 +155,7 @@ class _Feed:
     def header(self) -> bytes | None:
         """The lines before a record's content; None at the end of the file."""
         while True:
-            while self._held[:1] in (b"\r", b"\n"):  # two empty lines end a record
+            if self._held.startswith((b"\r", b"\n")):  # two empty lines end a record
                 del self._held[: len(self._held) - len(self._held.lstrip(b"\r\n"))]
             end = self._held.find(b"\r\n\r\n")
             if end >= 0:
@@ -307,7 +307,7 @@ class _Members(_Feed):
             held += found
             place = held.find(_MEMBER)
             if place >= 0:
-                return at + place
+                return int(at + place)
             kept = held[-len(_MEMBER) + 1 :]
             at += len(held) - len(kept)
             held = kept

@@ -67,7 +67,7 @@ def labelled() -> list[tuple[str, str]]:
 
 
 def alone(text: str) -> str:
-    score, label = language._first(language._model().predict(" ".join(text.split()), 1))
+    _, label = language._first(language._model().predict(" ".join(text.split()), 1))
     return label.removeprefix("__label__")
 
 

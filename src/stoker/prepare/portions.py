@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
     """A source by its name, and how much of it is wanted: `weight` 0.3 is three documents of ten, 2.5 each
-    one twice and every other once more; `max_tokens` is the most it gives, whole documents drawn at random."""
+    one twice and every other once more; `max_tokens` is the most it gives, documents drawn at random."""
 
     path: str
     weight: float = 1.0

@@ -26,7 +26,7 @@ class Repeated(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusLines:
-    """What a first pass over the corpus looks for: lines of `min_chars` and more, white space and case aside."""
+    """What a first pass over the corpus looks for: lines of some length, white space and case aside."""
 
     paragraphs: bool = False
     min_chars: int = 30

@@ -52,7 +52,7 @@ _CODE_LINE = re.compile(
 
 
 def _is_code(text: str) -> bool:
-    """Most lines, and three at least, look like a program's, or a good part does and most others are indented:
+    """Most lines, and three at least, look like a program's, or a good part does and most others lie inside:
     the model has no word for those."""
     lines = [line for line in text.split("\n") if line.strip()]
     if len(lines) < 3:

@@ -88,7 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.parquet").write_bytes(b"PAR1PAR1")
     (tmp_path / "job.yaml").write_text("nodes: 2\n", "utf-8")
     monkeypatch.chdir(tmp_path)
-    tokens._huggingface.cache_clear()  # one that was loaded before needs no package
+    tokens.huggingface.cache_clear()  # one that was loaded before needs no package
     return tmp_path
 
 

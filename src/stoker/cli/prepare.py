@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.groups import DefaultToRun
+from stoker.cli.prepared import facts_lines, report_prepared, report_submitted, sizes
 from stoker.cli.values import choice, existing, given_path, json_option, size
 from stoker.errors import BadShardError, UsageError
 from stoker.formats.sizes import counted
@@ -21,13 +22,11 @@ from stoker.world import World
 
 if TYPE_CHECKING:
     from stoker.cli.progress import Progress
-    from stoker.manifest import Manifest
-    from stoker.prepare.finish import Prepared
     from stoker.prepare.launch.local import LocalPool
     from stoker.prepare.launch.pods import Pods
     from stoker.prepare.launch.slurm import SlurmArray
     from stoker.prepare.plan import Options
-    from stoker.prepare.run import Launcher, Submitted
+    from stoker.prepare.run import Launcher
 
 
 @click.group(cls=DefaultToRun)
@@ -205,9 +204,9 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
             with _launcher(given, progress) as launcher:
                 made = prepare(options, launcher, watcher=progress, work=_work(given))
     if isinstance(made, Prepared):
-        _report(replace(made, url=given["out"]), as_json=given["as_json"])
+        report_prepared(replace(made, url=given["out"]), as_json=given["as_json"])
     else:
-        _report_submitted(made, as_json=given["as_json"])
+        report_submitted(made, as_json=given["as_json"])
 
 
 @command.command()
@@ -255,9 +254,7 @@ def report(dataset: str, html: Path | None, as_json: bool) -> None:
             file.write(curation.page(dataset, manifest, statistics).encode())
     if as_json:
         click.echo(
-            json.dumps(
-                {"dataset": dataset, **_sizes(manifest), "statistics": statistics.to_plain()}, indent=1
-            )
+            json.dumps({"dataset": dataset, **sizes(manifest), "statistics": statistics.to_plain()}, indent=1)
         )
     elif html:
         click.echo(f"wrote {html}")
@@ -277,8 +274,8 @@ def index(dataset: str, tokenizer: str, as_json: bool) -> None:
     from stoker.prepare.check import adopt
 
     manifest = adopt(dataset, tokenizer=tokenizer)
-    facts = {"dataset": dataset, "format": manifest.format, **_sizes(manifest)}
-    click.echo(json.dumps(facts, indent=1) if as_json else _lines(facts))
+    facts = {"dataset": dataset, "format": manifest.format, **sizes(manifest)}
+    click.echo(json.dumps(facts, indent=1) if as_json else facts_lines(facts))
 
 
 @command.command(hidden=True)
@@ -288,7 +285,7 @@ def merge(folder: Path) -> None:
     from stoker.prepare.finish import finish
     from stoker.prepare.job import open_job
 
-    _report(finish(open_job(folder)), as_json=False)
+    report_prepared(finish(open_job(folder)), as_json=False)
 
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
@@ -380,51 +377,3 @@ def _pool(given: dict[str, Any]) -> LocalPool:
 
 
 ENTRY = "stoker.prepare.tasks:run_task"
-
-
-def _report(prepared: Prepared, *, as_json: bool) -> None:
-    statistics, manifest = prepared.statistics, prepared.manifest
-    facts = {
-        "dataset": prepared.url,
-        **_sizes(manifest),
-        "stage_seconds": prepared.stage_seconds,
-        "statistics": statistics.to_plain(),
-    }
-    if as_json:
-        click.echo(json.dumps(facts, indent=1))
-        return
-    click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
-    for word, counts in (("dropped", statistics.dropped), ("skipped", statistics.bad)):
-        for reason, count in sorted(counts.items()):
-            click.echo(f"{word}  {counted(count, 'document')}: {reason}")
-
-
-def _report_submitted(submitted: Submitted, *, as_json: bool) -> None:
-    from stoker.prepare.launch.slurm import merge_log
-
-    ids = ",".join(job for jobs in submitted.jobs.values() for job in jobs)
-    facts = {
-        "dataset": submitted.url,
-        "jobs": submitted.jobs,
-        "look": f"squeue --job {ids}",
-        "work": str(submitted.folder),
-        "log": str(merge_log(submitted.folder)),
-    }
-    if as_json:
-        click.echo(json.dumps(facts, indent=1))
-        return
-    jobs = ", then ".join(f"{stage} {' '.join(jobs)}" for stage, jobs in submitted.jobs.items())
-    click.echo(_lines({**facts, "jobs": jobs}))
-
-
-def _sizes(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "shards": len(manifest.shards),
-        "samples": manifest.samples,
-        "tokens": manifest.tokens,
-        "bytes": manifest.bytes,
-    }
-
-
-def _lines(facts: dict[str, Any]) -> str:
-    return "\n".join(f"{k:8} {v:,}" if isinstance(v, int) else f"{k:8} {v}" for k, v in facts.items())

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stoker.errors import BadInputError
+from stoker.prepare.chats import encode_marked
 from stoker.prepare.curate.corpus import Repeated
 from stoker.prepare.curate.pipeline import Curator, count_drops
 from stoker.prepare.curate.statistics import Statistics
@@ -22,7 +23,6 @@ from stoker.prepare.tokens import (
     Offsets,
     Referee,
     Tokenizer,
-    encode_marked,
     open_engine,
 )
 

@@ -102,7 +102,8 @@ def held_out(texts: Texts, holdout: Sequence[tuple[str, float]]) -> Integers:
     lots = _lots(np.array([_folded(text) for text in texts.strings], np.uint64), _HELD)
     ends = np.cumsum([share for _, share in holdout])
     place = np.searchsorted(ends, lots, side="right")
-    return np.where(place < len(ends), place + 1, 0).astype(np.int64)
+    found: Integers = np.where(place < len(ends), place + 1, 0).astype(np.int64)
+    return found
 
 
 def _folded(text: str) -> int:
@@ -118,13 +119,15 @@ def times(texts: Texts, places: Integers, sources: Sequence[Source], *, by_conte
     lots = np.fromiter(map(xxhash.xxh3_64_intdigest, texts.views()), np.uint64, count=len(texts))
     drawn = _lots(lots if by_content else lots ^ mixed(places.astype(np.uint64)), _SAMPLED)
     whole = np.floor(weights)
-    return (whole + (drawn < weights - whole)).astype(np.int64)
+    often: Integers = (whole + (drawn < weights - whole)).astype(np.int64)
+    return often
 
 
 def buckets(table: Table) -> Integers:
     """The lot of each document where a cap decides, as one of 65,536."""
     lots = mixed(table["low"] ^ mixed(np.where(table["low"] == 0, table["location"], 0)) ^ _CAPPED)
-    return (lots >> np.uint64(64 - _BUCKETS)).astype(np.int64)
+    found: Integers = (lots >> np.uint64(64 - _BUCKETS)).astype(np.int64)
+    return found
 
 
 def capped(sources: Sequence[Source]) -> dict[str, int]:
@@ -168,4 +171,5 @@ def _of_origin(sources: Sequence[Source], origin: str) -> list[int]:
 
 
 def _lots(hashes: npt.NDArray[np.uint64], salt: np.uint64) -> npt.NDArray[np.float64]:
-    return (mixed(hashes ^ salt) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+    drawn: npt.NDArray[np.float64] = (mixed(hashes ^ salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return drawn

@@ -20,6 +20,7 @@ from stoker.formats.sizes import counted
 from stoker.formats.zstd import zstd_module
 from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
+from stoker.prepare.chats import chat_template
 from stoker.prepare.finish import Prepared, already_there, check_out, check_stage, clean_up, finish
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
@@ -216,7 +217,7 @@ def _with_template(options: Options, tokenizer: tokens.Tokenizer) -> Options:
                 "--loss-mask is about chats", hint="name the field of the messages: --chat messages"
             )
         return options
-    template, special = tokens.chat_template(options.tokenizer)
+    template, special = chat_template(options.tokenizer)
     compiled(template)  # told now rather than of each document
     conversation = replace(reading.conversation, template=template, special=tuple(special.items()))
     reading = replace(reading, conversation=conversation)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -24,10 +24,7 @@ import xxhash
 
 from stoker.errors import EngineMismatchError, MissingPackageError, StokerError, TokenizerError, require
 from stoker.prepare.probes import EDGE_STRINGS, added_token_texts
-from stoker.prepare.sources.chat import unmarked
 from stoker.prepare.sources.documents import Texts
-
-MARKED = np.uint32(1 << 31)
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -94,7 +91,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         if path.is_dir():
             path = path / "tokenizer.json"
         elif not path.exists():
-            path = _from_hub(name)
+            path = from_hub(name)
         definition = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise TokenizerError(
@@ -106,7 +103,7 @@ def load_tokenizer(name: str) -> Tokenizer:
             hint="give the path of a tokenizer.json, its folder, a hub name, or tiktoken:ENCODING",
         ) from error
     try:
-        reference = _huggingface(definition)
+        reference = huggingface(definition)
     except TokenizerError as error:
         raise TokenizerError(f"{path} is {error.message}", hint=error.hint) from error
     ids = reference.get_vocab(with_added_tokens=True).values()
@@ -126,7 +123,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int | None:
     if tokenizer.family == "tiktoken":
         found = _tiktoken_encoding(tokenizer)._special_tokens.get(token)
     else:
-        found = _huggingface(tokenizer.definition).token_to_id(token)
+        found = huggingface(tokenizer.definition).token_to_id(token)
     return found
 
 
@@ -217,50 +214,6 @@ def verify(name: str, tokenizer: Tokenizer, documents: Sequence[str]) -> None:
         Referee(tokenizer, name).check(texts, ids, offsets, where)
 
 
-def chat_template(name: str) -> tuple[str, dict[str, str]]:
-    """The chat template beside a tokenizer.json, and the special tokens that it may name (`bos_token`)."""
-    path = Path(name) if Path(name).is_dir() else Path(name).parent
-    if not Path(name).exists():
-        path = _from_hub(name, "tokenizer_config.json").parent
-    try:
-        config = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    found = config.get("chat_template") if isinstance(config, dict) else None
-    if isinstance(found, list):  # several by name, as transformers once kept them
-        found = {one.get("name"): one.get("template") for one in found}.get("default")
-    with suppress(OSError):
-        found = (path / "chat_template.jinja").read_text("utf-8")
-    if not isinstance(found, str):
-        raise TokenizerError(
-            f"{name} has no chat template: neither {path / 'chat_template.jinja'} nor chat_template in"
-            f" {path / 'tokenizer_config.json'}",
-            hint="copy it there from the model that you train, or join fields with --template",
-        )
-    special = {name: config[name] for name in sorted(config) if name.endswith("_token")}
-    return found, {name: _token_text(token) for name, token in special.items() if token}
-
-
-def _token_text(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
-
-
-def encode_marked(tokenizer: Tokenizer, texts: Texts) -> tuple[Texts, Ids, Offsets]:
-    """(texts without the marks of what the assistant says, ids by the reference, offsets); an id that lies
-    between marks, all of it or in part, has its highest bit set."""
-    plain, spans = unmarked(texts.strings)
-    encodings = _huggingface(tokenizer.definition).encode_batch(plain, add_special_tokens=False)
-    parts = []
-    for encoding, marked in zip(encodings, spans, strict=True):
-        ids = np.array(encoding.ids, np.uint32)
-        starts, stops = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-        for begin, end in marked:
-            ids[(starts < end) & (stops > begin)] |= MARKED
-        parts.append(ids)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in parts], dtype=np.int64)])
-    return Texts.of(plain), np.concatenate([np.zeros(0, np.uint32), *parts]), offsets
-
-
 class Referee:
     """Compares an engine's ids with the reference's."""
 
@@ -318,7 +271,7 @@ class _Fastokens:
 
 class _HuggingFace:
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = _huggingface(tokenizer.definition)
+        self._tokenizer = huggingface(tokenizer.definition)
 
     def encode(self, texts: Texts) -> tuple[Ids, Offsets]:
         encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
@@ -344,11 +297,12 @@ def _own_tokens(tokenizer: Tokenizer) -> list[str]:
     """Texts with the tokenizer's own added tokens in them, which a fast engine may not know of."""
     if tokenizer.family != "huggingface":
         return []
-    return added_token_texts(list(_huggingface(tokenizer.definition).get_added_tokens_decoder().values()))
+    return added_token_texts(list(huggingface(tokenizer.definition).get_added_tokens_decoder().values()))
 
 
 @lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
-def _huggingface(definition: str) -> Any:
+def huggingface(definition: str) -> Any:
+    """The reference engine's own tokenizer."""
     tokenizers = require("tokenizers", extra="tokens")
     try:
         loaded = tokenizers.Tokenizer.from_str(definition)
@@ -373,7 +327,8 @@ def _refuse_dropout(definition: str) -> None:
         )
 
 
-def _from_hub(name: str, file: str = "tokenizer.json") -> Path:
+def from_hub(name: str, file: str = "tokenizer.json") -> Path:
+    """A file of a repository of the Hugging Face hub, or of its cache."""
     if not _HUB_NAME.match(name) or name.endswith(".json"):
         raise TokenizerError(
             f"there is no tokenizer {name!r}",
@@ -404,7 +359,7 @@ def decoder_of(tokenizer: Tokenizer) -> Callable[[Any], str]:
     if tokenizer.family == "tiktoken":
         encoding = require("tiktoken", extra="tiktoken").get_encoding(tokenizer.definition)
         return lambda ids: str(encoding.decode([int(one) for one in ids]))
-    loaded = _huggingface(tokenizer.definition)
+    loaded = huggingface(tokenizer.definition)
     return lambda ids: str(loaded.decode([int(one) for one in ids], skip_special_tokens=False))
 
 

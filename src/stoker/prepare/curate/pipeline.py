@@ -99,9 +99,10 @@ def count_drops(
 ) -> None:
     """Count documents that a step drops for a reason, by source."""
     if len(rows):
-        statistics.drop(why[1], int(documents.texts.sizes[rows].sum()), documents=len(rows))
+        step, reason = why
+        statistics.drop(reason, int(documents.texts.sizes[rows].sum()), documents=len(rows))
         for number in sources_of(documents.places[rows]).tolist():
-            statistics.funnel[(*why, sources[number].origin or sources[number].url)] += 1
+            statistics.funnel[step, reason, sources[number].origin or sources[number].url] += 1
 
 
 def count_sources(

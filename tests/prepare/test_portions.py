@@ -16,6 +16,7 @@ from stoker.prepare.check import verify_dataset
 from stoker.prepare.finish import read_statistics
 from stoker.prepare.portions import Share, held_out, parse_holdout, parse_share
 from stoker.prepare.sources.documents import Texts
+from stoker.report.curation import funnel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,6 +190,19 @@ def test_a_cap_over_what_there_is_changes_nothing(
     assert {k: v for k, v in a.items() if k.endswith((".bin", ".idx"))} == {
         k: v for k, v in b.items() if k.endswith((".bin", ".idx"))
     }
+
+
+def test_the_funnel_ends_with_what_is_kept(make: Make, write_jsonl: Any, tmp_path: Path) -> None:
+    some = [f"document number {n} of some" for n in range(400)]
+    one = write_jsonl(tmp_path / "1.jsonl", [*some, *some[:50]])
+    two = write_jsonl(tmp_path / "2.jsonl", [f"{text} and others" for text in some] + some[:20])
+    shares = (Share(path=str(one), weight=2.5), Share(path=str(two), weight=0.5, max_tokens=1000))
+    found = make(shares=shares, holdout=(("validation", 0.1),)).statistics
+    last = funnel(found)[-1]
+    assert last.documents - last.gone == found.documents_out
+    assert found.documents_in + found.found["weights", "taken_again"] == found.documents_out + sum(
+        found.dropped.values()
+    )
 
 
 # --- the same everywhere --------------------------------------------------------------------------

@@ -207,6 +207,7 @@ class Plan:
         portions = {
             "sampling": any(source.weight < 1 for source in self.sources),
             "holdout": bool(self.holdout),
+            "weights": self.most_times > 1,
         }
         last = {"caps": bool(capped(self.sources))}
         asked = [step for step, is_asked in {**portions, **meeting, **last}.items() if is_asked]

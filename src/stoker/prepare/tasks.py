@@ -63,8 +63,9 @@ def _map(job: Job, number: int) -> None:
             for side, some in _sides(plan, block, statistics):
                 spills[side].add(some)
         files = [file for spill in spills.values() for file in spill.finish()]
+    held = {name for name, _ in plan.holdout}  # whose documents are counted as such, copies too
     for side, spill in spills.items():
-        if spill.copies and not side.startswith("+"):  # what is taken again was counted the first time
+        if spill.copies and side not in held:
             statistics.drop("duplicate", spill.copied_bytes, documents=spill.copies)
             for source, count in spill.copied_of.items():
                 origin = plan.sources[source].origin or plan.sources[source].url
@@ -113,6 +114,8 @@ def _sides(plan: Plan, block: Encoded, statistics: Statistics) -> Iterator[tuple
     often = times(block.texts, block.locations, plan.sources, by_content=plan.dedup)
     for time in range(plan.most_times):
         rows = np.flatnonzero((side == 0) & (often > time))
+        if time:
+            statistics.found["weights", "taken_again"] += len(rows)
         if len(rows):
             yield again(time) if time else "", block.take(rows)
 

@@ -60,12 +60,15 @@ def _is_code(text: str) -> bool:
     told = [bool(_CODE_LINE.search(line)) for line in lines]
     if sum(told) * 2 > len(lines):
         return True
+    if len(text.encode()) > len(text) * _ASCII:  # manual pages of other languages are indented too
+        return False
     inside = sum(
         is_told or line.startswith(("    ", "\t")) for line, is_told in zip(lines, told, strict=True)
     )
     return sum(told) >= max(3, len(lines) * _CODE_SHARE) and inside > len(lines) * _CODE_INSIDE
 
 
+_ASCII = 1.005  # bytes a character
 _CODE_SHARE, _CODE_INSIDE = 0.15, 0.6  # programs with long comments, of benchmarks/languages.py
 
 

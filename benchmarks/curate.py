@@ -3,8 +3,9 @@
 Question: MB of text a second through the Gopher, C4 and FineWeb rules, and through near-duplicate removal.
 Method: made documents of several languages and kinds (the generator of the tests). Rules: each contender
 judges all documents in one process, rounds interleaved; verdicts are compared. Near copies: a fifth of the
-documents are planted copies; stoker prepares JSONL to shards with --near-dedup, rensa sketches and queries
-the same texts in Python, datatrove runs its signature stage alone; each is a process of its own.
+documents are planted copies; stoker prepares JSONL to shards with and without --near-dedup (the difference is
+what it costs), rensa sketches and queries the same texts in Python, alone and with what stoker does (ids by
+tokenizers, one .bin file), datatrove runs its signature stage alone; each is a process of its own.
 Medians and the spread are written; the files are warm in the page cache.
 Command: python benchmarks/curate.py [--documents 20000] [--rounds 3]
 Writes benchmarks/results/curate.json.
@@ -52,6 +53,20 @@ for number, text in enumerate(texts):
         sketches[number] = sketch
 print(dropped)
 """
+RENSA_SHARDS = (
+    RENSA.replace(
+        "    dropped += bool(found)", "    dropped += bool(found)\n    kept += [text] * (not found)"
+    ).replace("{}\nfor number", "{}\nkept = []\nfor number")
+    + """
+import numpy
+from tokenizers import Tokenizer
+encoder = Tokenizer.from_file(sys.argv[2])
+with open(sys.argv[3], "wb") as file:
+    for at in range(0, len(kept), 1024):
+        for one in encoder.encode_batch_fast(kept[at : at + 1024], add_special_tokens=False):
+            file.write(numpy.array(one.ids, "<u2").tobytes())
+"""
+)
 DATATROVE = """
 import json, sys
 from datatrove.data import Document
@@ -67,6 +82,7 @@ stage.run((Document(text=text, id=str(number)) for number, text in enumerate(tex
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--copied", type=int, default=20_000, help="documents of the search for near copies")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=HERE / "results" / "curate.json")
     options = parser.parse_args()
@@ -78,20 +94,25 @@ def main() -> None:
 
 def measure(scratch: Path, options: argparse.Namespace) -> dict:
     texts = documents(options.documents)
-    planted = [edited(text, 0.01, seed) for seed, text in enumerate(texts[: len(texts) // 5])]
+    many = documents(options.copied)
+    planted = [edited(text, 0.01, seed) for seed, text in enumerate(many[: len(many) // 5])]
     path = scratch / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, *planted]))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*many, *planted]))
     _, tokenizer = made.make(scratch, megabytes=5)
     seconds: dict[str, list[float]] = {}
     agreement: dict[str, float] = {}
+    dropped: dict[str, int] = {}
     for _ in range(options.rounds):
         ours, theirs = rules(texts, seconds)
         agreement = {step: _same(ours[step], theirs[step]) for step in ours}
-        near(path, tokenizer, scratch, seconds)
+        dropped = near(path, tokenizer, scratch, seconds)
     size = sum(len(text.encode()) for text in texts) / 1e6
     return {
         "documents": options.documents,
         "megabytes": round(size, 1),
+        "near_documents": len(many) + len(planted),
+        "near_megabytes": round(path.stat().st_size / 1e6, 1),
+        "dropped": dropped,
         "seconds": seconds,
         "medians": {name: statistics.median(runs) for name, runs in seconds.items()},
         "agreement": agreement,
@@ -106,14 +127,22 @@ def rules(texts: list[str], seconds: dict[str, list[float]]) -> tuple[dict, dict
     return ours, theirs
 
 
-def near(path: Path, tokenizer: Path, scratch: Path, seconds: dict[str, list[float]]) -> None:
+def near(path: Path, tokenizer: Path, scratch: Path, seconds: dict[str, list[float]]) -> dict[str, int]:
+    """How many documents stoker and rensa dropped."""
     turn = len(seconds.get("near, stoker end to end", []))
     command = [sys.executable, "-m", "stoker.cli", "prepare", str(path), "--tokenizer", str(tokenizer)]
+    bare = [*command, "--out", str(scratch / f"bare{turn}")]
     command += ["--out", str(scratch / f"out{turn}"), "--near-dedup", str(SIMILARITY)]
     timed(seconds, "near, stoker end to end", lambda: run(command))
-    timed(seconds, "near, rensa sketch and query", lambda: run([sys.executable, "-c", RENSA, str(path)]))
+    timed(seconds, "near, stoker without the search", lambda: run(bare))
+    rensa = [sys.executable, "-c", RENSA, str(path)]
+    timed(seconds, "near, rensa sketch and query", lambda: run(rensa))
+    shards = [sys.executable, "-c", RENSA_SHARDS, str(path), str(tokenizer), str(scratch / "rensa.bin")]
+    said = timed(seconds, "near, rensa end to end", lambda: run(shards))
     sketches = [sys.executable, "-c", DATATROVE, str(path), str(scratch / f"signatures{turn}")]
     timed(seconds, "near, datatrove signatures alone", lambda: run(sketches))
+    found = json.loads((scratch / f"out{turn}" / "statistics.json").read_text())["dropped"]
+    return {"stoker": sum(found.values()), "rensa": int(said["said"])}
 
 
 def timed(seconds: dict[str, list[float]], name: str, work: Callable[[], dict]) -> dict:
@@ -124,8 +153,8 @@ def timed(seconds: dict[str, list[float]], name: str, work: Callable[[], dict]) 
 
 
 def run(command: list[str]) -> dict:
-    subprocess.run(command, check=True, capture_output=True)
-    return {}
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {"said": ran.stdout.strip()}
 
 
 def _same(ours: list[str], theirs: list[str]) -> float:

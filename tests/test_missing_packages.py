@@ -90,7 +90,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
     (tmp_path / "job.yaml").write_text("nodes: 2\n", "utf-8")
     monkeypatch.chdir(tmp_path)
-    tokens._huggingface.cache_clear()  # one that was loaded before needs no package
+    tokens.huggingface.cache_clear()  # one that was loaded before needs no package
     return tmp_path
 
 

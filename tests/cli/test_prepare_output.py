@@ -9,7 +9,7 @@ from rich.console import Console
 
 from curations import curation_of
 from stoker.cli import progress
-from stoker.cli.prepare import _report
+from stoker.cli.prepared import report_prepared
 from stoker.prepare.sources.documents import Reading
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def test_what_was_dropped_and_what_was_skipped_for_the_same_reason_are_counted_a
         reading=Reading(max_document_bytes=1000),
         on_error="skip",
     )
-    _report(made, as_json=False)
+    report_prepared(made, as_json=False)
     printed = capsys.readouterr().out
     assert "dropped  2 documents: too_long" in printed
     assert "skipped  1 document: too_long" in printed

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 MOMENTS = 10
 RECIPE = Path(__file__).with_name("recipe.json")
 OPTIONS = ["--shard-size", "1MiB", "--near-dedup", "0.8", "--workers", "2", "--curate", str(RECIPE)]
+OPTIONS += ["--holdout", "validation=0.05"]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import click
 
 from stoker.cli.groups import DefaultToRun
 from stoker.cli.media import media_options
+from stoker.cli.prepared import facts_lines, report_prepared, report_submitted, sizes
 from stoker.cli.values import choice, existing, given_path, json_option, size
 from stoker.errors import BadShardError, UsageError
 from stoker.formats.sizes import counted
@@ -22,13 +23,11 @@ from stoker.world import World
 
 if TYPE_CHECKING:
     from stoker.cli.progress import Progress
-    from stoker.manifest import Manifest
-    from stoker.prepare.finish import Prepared
     from stoker.prepare.launch.local import LocalPool
     from stoker.prepare.launch.pods import Pods
     from stoker.prepare.launch.slurm import SlurmArray
     from stoker.prepare.plan import Options
-    from stoker.prepare.run import Launcher, Submitted
+    from stoker.prepare.run import Launcher
 
 
 @click.group(cls=DefaultToRun)
@@ -46,7 +45,14 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.option(
+    "--source",
+    "shares",
+    multiple=True,
+    metavar="path=...,weight=...",
+    help="A source with a weight, a cap (max-tokens=1e9), a field= or template= of its own.",
+)
 @click.option("--out", required=True, metavar="URL", help="Folder or object-store prefix for the dataset.")
 @click.option(
     "--tokenizer",
@@ -55,8 +61,30 @@ def command() -> None:
     help="A tokenizer.json, its folder, a hub name, or tiktoken:ENCODING. Media needs none: for captions.",
 )
 @choice("--kind", among=["auto", "text", "media"], help="What sources hold; auto looks at them.")
-@click.option("--field", default="text", show_default=True, help="Field or column that holds the text.")
+@click.option(
+    "--field", default="text", show_default=True, help="Field or column that holds the text, as data.text."
+)
+@click.option(
+    "--template", default="", metavar="TEXT", help=r"Several fields joined, as '{title}\n\n{body}'."
+)
+@click.option(
+    "--chat",
+    default="",
+    metavar="FIELD",
+    help="Field of chat messages, rendered by the tokenizer's chat template.",
+)
+@click.option(
+    "--loss-mask",
+    is_flag=True,
+    help="With --chat: also write which tokens are the assistant's (1) or not (0).",
+)
 @click.option("--lines", is_flag=True, help="In .txt files each line is a document (else each file).")
+@click.option(
+    "--holdout",
+    default="",
+    metavar="NAME=SHARE,...",
+    help="Parts held out by content, as validation=0.01,test=0.01: datasets in folders below --out.",
+)
 @click.option("--split", default="train", show_default=True, help="Split of a Hugging Face dataset.")
 @choice(
     "--format",
@@ -179,9 +207,9 @@ def run(sources: tuple[str, ...], **given: Any) -> None:
             with _launcher(given, progress) as launcher:
                 made = prepare(options, launcher, watcher=progress, work=_work(given))
     if isinstance(made, Prepared):
-        _report(replace(made, url=given["out"]), as_json=given["as_json"])
+        report_prepared(replace(made, url=given["out"]), as_json=given["as_json"])
     else:
-        _report_submitted(made, as_json=given["as_json"])
+        report_submitted(made, as_json=given["as_json"])
 
 
 @command.command()
@@ -230,9 +258,7 @@ def report(dataset: str, html: Path | None, as_json: bool) -> None:
             file.write(curation.page(dataset, manifest, statistics).encode(errors="backslashreplace"))
     if as_json:
         click.echo(
-            json.dumps(
-                {"dataset": dataset, **_sizes(manifest), "statistics": statistics.to_plain()}, indent=1
-            )
+            json.dumps({"dataset": dataset, **sizes(manifest), "statistics": statistics.to_plain()}, indent=1)
         )
     elif html:
         click.echo(f"wrote {html}")
@@ -252,8 +278,8 @@ def index(dataset: str, tokenizer: str, as_json: bool) -> None:
     from stoker.prepare.check import adopt
 
     manifest = adopt(dataset, tokenizer=tokenizer)
-    facts = {"dataset": dataset, "format": manifest.format, **_sizes(manifest)}
-    click.echo(json.dumps(facts, indent=1) if as_json else _lines(facts))
+    facts = {"dataset": dataset, "format": manifest.format, **sizes(manifest)}
+    click.echo(json.dumps(facts, indent=1) if as_json else facts_lines(facts))
 
 
 @command.command(hidden=True)
@@ -263,20 +289,29 @@ def merge(folder: Path) -> None:
     from stoker.prepare.finish import finish
     from stoker.prepare.job import open_job
 
-    _report(finish(open_job(folder)), as_json=False)
+    report_prepared(finish(open_job(folder)), as_json=False)
 
 
 def _options(sources: tuple[str, ...], given: dict[str, Any]) -> Options:
     from stoker.prepare.curate.recipe import read_recipe, with_flags
     from stoker.prepare.media.recipe import MediaOptions
     from stoker.prepare.plan import Options
-    from stoker.prepare.sources.documents import Reading
+    from stoker.prepare.portions import parse_holdout, parse_share
+    from stoker.prepare.sources.documents import Conversation, Reading
 
     flags = {name: given[name] for name in ("min_chars", "max_chars", "quality", "filter", "languages")}
+    shares = tuple(map(parse_share, given.pop("shares")))
+    holdout = parse_holdout(given.pop("holdout"))
+    if not (sources or shares):
+        raise UsageError(
+            "there is nothing to prepare", hint="name files, folders or URLs, or --source path=..."
+        )
     recipe = with_flags(read_recipe(given["curate"]), **flags)
     return Options(
         sources=sources,
-        reading=Reading(**_chosen(Reading, given)),
+        shares=shares,
+        holdout=holdout,
+        reading=Reading(**_chosen(Reading, given), conversation=Conversation(mask=given["loss_mask"])),
         media=MediaOptions(**_chosen(MediaOptions, given)),
         curation=recipe.curation,
         near_dedup=recipe.near_dedup if given["near_dedup"] is None else given["near_dedup"],
@@ -349,51 +384,3 @@ def _pool(given: dict[str, Any]) -> LocalPool:
 
 
 ENTRY = "stoker.prepare.tasks:run_task"
-
-
-def _report(prepared: Prepared, *, as_json: bool) -> None:
-    statistics, manifest = prepared.statistics, prepared.manifest
-    facts = {
-        "dataset": prepared.url,
-        **_sizes(manifest),
-        "stage_seconds": prepared.stage_seconds,
-        "statistics": statistics.to_plain(),
-    }
-    if as_json:
-        click.echo(json.dumps(facts, indent=1))
-        return
-    click.echo(_lines({"dataset": prepared.url, **_sizes(manifest)}))
-    for word, counts in (("dropped", statistics.dropped), ("skipped", statistics.bad)):
-        for reason, count in sorted(counts.items()):
-            click.echo(f"{word}  {counted(count, 'document')}: {reason}")
-
-
-def _report_submitted(submitted: Submitted, *, as_json: bool) -> None:
-    from stoker.prepare.launch.slurm import merge_log
-
-    ids = ",".join(job for jobs in submitted.jobs.values() for job in jobs)
-    facts = {
-        "dataset": submitted.url,
-        "jobs": submitted.jobs,
-        "look": f"squeue --job {ids}",
-        "work": str(submitted.folder),
-        "log": str(merge_log(submitted.folder)),
-    }
-    if as_json:
-        click.echo(json.dumps(facts, indent=1))
-        return
-    jobs = ", then ".join(f"{stage} {' '.join(jobs)}" for stage, jobs in submitted.jobs.items())
-    click.echo(_lines({**facts, "jobs": jobs}))
-
-
-def _sizes(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "shards": len(manifest.shards),
-        "samples": manifest.samples,
-        "tokens": manifest.tokens,
-        "bytes": manifest.bytes,
-    }
-
-
-def _lines(facts: dict[str, Any]) -> str:
-    return "\n".join(f"{k:8} {v:,}" if isinstance(v, int) else f"{k:8} {v}" for k, v in facts.items())

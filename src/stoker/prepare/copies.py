@@ -16,6 +16,7 @@ from stoker.mixing import mixed
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import Job
 from stoker.prepare.neardup import candidates, clusters, later_copies, similarity
+from stoker.prepare.portions import over_cap
 from stoker.prepare.shuffle import KEYS, Run, Table, duplicates
 from stoker.prepare.sources.documents import sources_of
 from stoker.storage import new_file
@@ -29,7 +30,7 @@ def match(job: Job, number: int) -> None:
     low, high = (KEYS * (part + side) // job.plan.match_parts for side in (0, 1))
     values, places, rows = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     first = 0
-    for run in job.runs(epoch=0):
+    for run in job.all_runs():
         column = _band(job, run, band)
         inside = (column[:, 0] >= np.uint64(low)) & (column[:, 0] <= np.uint64(high - 1))
         values.append(column[inside])
@@ -41,7 +42,7 @@ def match(job: Job, number: int) -> None:
         found = candidates(np.concatenate(values)[:, 0], np.concatenate(rows))
     else:
         found = later_copies(np.concatenate(values), np.concatenate(places))
-    complete_list(job, "match", number, found, near=near)
+    complete(job, "match", number, found, near=near)
 
 
 def _band(job: Job, run: Run, band: int) -> Numbers:
@@ -61,14 +62,14 @@ def confirm(job: Job, number: int) -> None:
     mine = mixed(pairs[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ pairs[:, 1]) % np.uint64(
         job.plan.stages["confirm"]
     )
-    sets = _Shingles(job.runs(epoch=0))
+    sets = _Shingles(job.all_runs())
     threshold = job.plan.sketch.threshold
     kept = [
         (one, other)
         for one, other in pairs[mine == np.uint64(number)].tolist()
         if similarity(sets.of(one), sets.of(other)) >= threshold
     ]
-    complete_list(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
+    complete(job, "confirm", number, np.array(kept, np.uint64).reshape(-1, 2))
 
 
 def _near_pairs(job: Job) -> Numbers:
@@ -83,7 +84,7 @@ def cluster(job: Job, number: int) -> None:
     """All confirmed pairs as clusters; of each the first document stays, or the longest."""
     lists = [read_list(job.drops("confirm", part)) for part in range(job.plan.stages["confirm"])]
     rows, names = clusters(np.concatenate(lists).reshape(-1, 2))
-    runs = job.runs(epoch=0)
+    runs = job.all_runs()
     places = _column(runs, rows, "location")
     lengths = (
         _Shingles(runs).counts(rows) if job.plan.curation.keep == "longest" else np.zeros(len(rows), np.int64)
@@ -91,7 +92,7 @@ def cluster(job: Job, number: int) -> None:
     order = np.lexsort((places, -lengths, names))
     stays = np.ones(len(rows), np.bool_)
     stays[1:] = names[order][1:] != names[order][:-1]
-    complete_list(
+    complete(
         job, "cluster", number, np.sort(places[order][~stays]), clusters=int(stays.sum()) if len(rows) else 0
     )
 
@@ -144,8 +145,8 @@ def read_list(path: Path) -> Numbers:
     return np.memmap(path, "<u8", "r")
 
 
-def complete_list(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
-    """Write down what a task found, and that it is done."""
+def complete(job: Job, stage: str, number: int, found: Numbers, **result: object) -> None:
+    """Write a list of numbers down, and the task off."""
     path = job.drops(stage, number)
     data = found.astype("<u8").tobytes()
     with new_file(path) as file:
@@ -156,10 +157,12 @@ def complete_list(job: Job, stage: str, number: int, found: Numbers, **result: o
 
 
 class Drops:
-    """Which documents are copies: neighbours of the same content, or listed by a match task."""
+    """Which documents go: copies, neighbours of the same content or listed by a match task; with `caps` also
+    what is over the cap of a source."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, caps: bool = False) -> None:
         self._plan = job.plan
+        self._limits: dict[str, int] = job.results("cap")[0]["limits"] if caps and job.results("cap") else {}
         self._neighbours = job.plan.dedup and job.plan.shuffle
         self._lists: dict[str, list[npt.NDArray[np.uint64]]] = {"duplicate": [], "near_duplicate": []}
         for number, result in enumerate(job.results("match")):
@@ -179,16 +182,19 @@ class Drops:
             if new.any():
                 self._count(reason, table[new], statistics)
             counted |= gone
-        kept: Table = table[~gone]
+        over = over_cap(table, self._plan.sources, self._limits) & ~gone
+        if over.any():
+            self._count("over_cap", table[over], statistics, step="caps")
+        kept: Table = table[~(gone | over)]
         return kept
 
-    def _count(self, reason: str, gone: Table, statistics: Statistics) -> None:
+    def _count(self, reason: str, gone: Table, statistics: Statistics, *, step: str = "") -> None:
         size = int(gone["text_bytes"].sum(dtype=np.int64))
         statistics.drop(reason, size, documents=len(gone))
         numbers, counts = np.unique(sources_of(gone["location"].astype(np.int64)), return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             source = self._plan.sources[number]
-            statistics.funnel[f"{reason}s", reason, source.origin or source.url] += count
+            statistics.funnel[step or f"{reason}s", reason, source.origin or source.url] += count
 
 
 def _contains(ordered: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

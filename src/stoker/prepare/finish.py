@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from stoker.manifest import FileRecord, Manifest, find_manifest, is_absent, writ
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.media.looks import copies_told
-from stoker.prepare.plan import Plan
+from stoker.prepare.plan import Part, Plan
 from stoker.prepare.writer import Shard
 from stoker.storage import Store, is_local, join_url, local_path, named_errors, open_store, sync_folder
 
@@ -74,30 +74,52 @@ def finish(job: Job) -> Prepared:
     """All tasks are done: check their shards, write statistics and manifest, clean up."""
     for stage, count in job.plan.stages.items():
         check_stage(job, stage, count)
-    results = job.results("write")
+    main, *others = job.plan.parts
+    for part in others:  # first, since the main manifest says that all is done
+        _finish_part(job, part, Statistics())
     statistics = Statistics(order=job.plan.steps)
-    for result in (*job.results("map"), *results):
+    for result in job.results("map"):
         statistics.add(Statistics.from_plain(result["statistics"]))
     if job.plan.media:
         statistics.media.update(copies_told(job))
-    store = open_store(job.plan.out)
+    manifest = _finish_part(job, main, statistics)
+    clean_up(job)
+    return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+
+
+def _finish_part(job: Job, part: Part, statistics: Statistics) -> Manifest:
+    """One dataset of the plan: its statistics, shards, and last its manifest."""
+    results = [
+        result for number, result in enumerate(job.results("write"))
+        if job.plan.part_of_task(number)[0] == part
+    ]  # fmt: skip
+    for result in results:
+        statistics.add(Statistics.from_plain(result["statistics"]))
+    url = part_url(job.plan, part)
+    store = open_store(url)
+    if is_local(url):
+        local_path(url).mkdir(parents=True, exist_ok=True)
     store.write(STATISTICS_NAME, (json.dumps(statistics.to_plain(), indent=1) + "\n").encode())
     if not statistics.documents_out:
         raise BadInputError(
-            f"none of {counted(statistics.documents_in, 'document')} is left to write",
-            hint=f"{join_url(job.plan.out, STATISTICS_NAME)} counts why each was dropped",
+            f"none of {counted(statistics.documents_in, 'document')} is left to write in {url}",
+            hint="hold out a larger part, or none"
+            if part.side
+            else f"{join_url(url, STATISTICS_NAME)} counts why each was dropped",
         )
-    manifest, blocks = _manifest(job, results)
-    if is_local(job.plan.out):
-        _publish(job, manifest)
-    _check_delivered(job, manifest)
-    if job.plan.family == "huggingface":
+    manifest, blocks = _manifest(job, part, results)
+    if is_local(url):
+        _publish(job, part, manifest)
+    _check_delivered(job, url, manifest)
+    if job.plan.family == "huggingface" and not part.is_mask:
         store.write(TOKENIZER_NAME, job.tokenizer().definition.encode())
     if job.plan.media and job.plan.media.classes:
         store.write(CLASSES_NAME, (json.dumps(job.plan.media.classes, indent=1) + "\n").encode())
-    manifest = write_manifest(store, manifest, blocks=blocks)
-    clean_up(job)
-    return Prepared(url=job.plan.out, manifest=manifest, statistics=statistics)
+    return write_manifest(store, manifest, blocks=blocks)
+
+
+def part_url(plan: Plan, part: Part) -> str:
+    return join_url(plan.out, part.folder) if part.folder else plan.out
 
 
 def clean_up(job: Job) -> None:
@@ -105,7 +127,7 @@ def clean_up(job: Job) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
+def _manifest(job: Job, part: Part, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     plan = job.plan
     shards = sorted(  # within an epoch they are in order already, and a long number sorts badly by name
         (Shard.from_plain(shard) for result in results for shard in result["shards"]),
@@ -114,24 +136,24 @@ def _manifest(job: Job, results: list[dict[str, Any]]) -> tuple[Manifest, Any]:
     manifest = Manifest(
         format=plan.format,
         shards=tuple(shard.record for shard in shards),
-        dtype=plan.dtype.name if plan.tokenizer else "",
+        dtype=replace(plan.layout, is_mask=part.is_mask).written.name if plan.tokenizer else "",
         compression="zstd" if plan.zstd else "",
-        tokenizer=plan.tokenizer,
+        tokenizer=None if part.is_mask else plan.tokenizer,
         shuffled=plan.shuffle,
         seed=plan.seed,
-        epochs=plan.epochs,
+        epochs=1 if part.side else plan.epochs,
         plan=plan.digest,
         made_by=f"stoker {__version__}",
     )
     return manifest, np.array([digest for shard in shards for digest in shard.blocks], np.uint64)
 
 
-def _publish(job: Job, manifest: Manifest) -> None:
+def _publish(job: Job, part: Part, manifest: Manifest) -> None:
     """Put the shards where they belong. They also stay where they were written, until the folder goes: a run
     that is killed here finds all its tasks done."""
-    out = local_path(job.plan.out)
+    out = local_path(part_url(job.plan, part))
     for file in manifest.files():
-        written, shown = job.target / file.name, out / file.name
+        written, shown = job.target / part.folder / file.name, out / file.name
         if not written.exists():  # moved before a crash, where there are no links
             continue
         # Never away and there again: another run of this command may have finished the dataset meanwhile.
@@ -147,24 +169,26 @@ def _publish(job: Job, manifest: Manifest) -> None:
     sync_folder(out)
 
 
-def _check_delivered(job: Job, manifest: Manifest) -> None:
+def _check_delivered(job: Job, url: str, manifest: Manifest) -> None:
     """Every file must be where the manifest will say it is, in its full size."""
-    store = open_store(job.plan.out)
+    store = open_store(url)
     for file in manifest.files():
         found = store.stat(file.name).bytes
         if found != file.bytes:
             raise TaskError(
-                f"{join_url(job.plan.out, file.name)} is {found:,} bytes, its task wrote {file.bytes:,}",
+                f"{join_url(url, file.name)} is {found:,} bytes, its task wrote {file.bytes:,}",
                 hint=f"delete it and {job.folder}, and run the same command again",
             )
 
 
 def already_there(plan: Plan) -> Prepared | None:
     """The finished dataset; None where there is none, or where files of it are missing."""
-    manifest = find_manifest(plan.out)
-    store = open_store(plan.out)
-    if manifest is None or not all(_is_delivered(store, file) for file in manifest.files()):
-        return None
+    for part in reversed(plan.parts):
+        manifest = find_manifest(part_url(plan, part))
+        store = open_store(part_url(plan, part))
+        if manifest is None or not all(_is_delivered(store, file) for file in manifest.files()):
+            return None
+    assert manifest  # of the first part, which is looked at last
     return Prepared(url=plan.out, manifest=manifest, statistics=read_statistics(plan.out))
 
 

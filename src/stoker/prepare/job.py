@@ -17,9 +17,14 @@ from stoker.prepare.plan import Plan, read_plan
 from stoker.prepare.shuffle import Run
 from stoker.prepare.tokens import Tokenizer
 from stoker.prepare.writer import Shard
-from stoker.storage import is_local, local_path, open_store
+from stoker.storage import is_local, join_url, local_path, open_store
 
 TOKENIZER_NAME = "tokenizer.json"
+
+
+def again(number: int) -> str:
+    """The side of documents that are taken for the so-manieth time more."""
+    return f"+{number}"
 
 
 @lru_cache(maxsize=1)  # a worker runs many tasks of one plan, and a large plan takes a while to read
@@ -53,20 +58,31 @@ class Job:
             )
         return [result for result in results if result is not None]
 
-    def runs(self, epoch: int) -> list[Run]:
-        """Every spilled run, in the order of the sources."""
-        runs, first = [], 0
-        for number, result in enumerate(self.results("map")):
-            row = 0
-            for run in result["runs"]:
-                path = self.spill(number).with_name(f"{self.spill(number).name}.e{epoch}.tokens")
-                runs.append(Run(path=path, row=row, first=first, **run))
-                row += run["documents"]
-                first += run["text_bytes" if self.plan.media else "tokens"]
+    def runs(self, epoch: int, *sides: str) -> list[Run]:
+        """Every spilled run of these sides, in the order of the sources."""
+        runs, first, results = [], 0, self.results("map")
+        for side in sides or ("",):
+            for number, result in enumerate(results):
+                row = 0
+                for run in result["runs"].get(side, ()):
+                    path = self.spill(number, side).with_name(
+                        f"{self.spill(number, side).name}.e{epoch}.tokens"
+                    )
+                    runs.append(Run(path=path, row=row, first=first, **run))
+                    row += run["documents"]
+                    first += run["text_bytes" if self.plan.media else "tokens"]
         return runs
 
-    def spill(self, number: int) -> Path:
-        return self.folder / "spill" / f"map-{number:05d}"
+    def all_runs(self) -> list[Run]:
+        """The runs of all documents, each once."""
+        return self.runs(0, "", *(name for name, _ in self.plan.holdout))
+
+    def trained_runs(self, epoch: int) -> list[Run]:
+        """The runs of what is trained on, also those of documents that are taken again."""
+        return self.runs(epoch, "", *(again(number) for number in range(1, self.plan.most_times)))
+
+    def spill(self, number: int, side: str = "") -> Path:
+        return self.folder / "spill" / f"map-{number:05d}{side and '-'}{side}"
 
     def listing(self, source: int) -> Path:
         """What a folder of media holds (media/listing.py)."""
@@ -86,15 +102,14 @@ class Job:
             return local_path(self.plan.out).resolve() / f".stoker-{self.plan.digest[:16]}" / "shards"
         return self.folder / "upload"
 
-    def deliver(self, shards: list[Shard]) -> list[FileRecord]:
+    def deliver(self, shards: list[Shard], folder: str = "") -> list[FileRecord]:
         """Upload shards bound for an object store; returns the files that stay here."""
         files = [file for shard in shards for file in shard.record.files]
+        target = self.target / folder
         if is_local(self.plan.out):
-            return [
-                replace(file, name=os.path.relpath(self.target / file.name, self.folder)) for file in files
-            ]
-        store = open_store(self.plan.out)
+            return [replace(file, name=os.path.relpath(target / file.name, self.folder)) for file in files]
+        store = open_store(join_url(self.plan.out, folder) if folder else self.plan.out)
         for file in files:
-            store.write(file.name, self.target / file.name)
-            (self.target / file.name).unlink()
+            store.write(file.name, target / file.name)
+            (target / file.name).unlink()
         return []

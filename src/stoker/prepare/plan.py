@@ -7,6 +7,7 @@ dataset have the same digest; a task or marker of one plan never mixes with anot
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ from stoker.manifest import TokenizerRecord
 from stoker.prepare.curate.recipe import Curation
 from stoker.prepare.media.recipe import Media, MediaOptions
 from stoker.prepare.neardup import Sketch, choose_sketch
+from stoker.prepare.portions import Share, capped
 from stoker.prepare.shuffle import KEYS, Cells
 from stoker.prepare.sources.discover import cut
 from stoker.prepare.sources.documents import MOST_BYTES, MOST_SOURCES, Piece, Reading, Source
@@ -51,6 +53,8 @@ class Options:
     sources: tuple[str, ...]
     out: str
     tokenizer: str = ""
+    shares: tuple[Share, ...] = ()  # sources with a weight, a cap or a field of their own
+    holdout: tuple[tuple[str, float], ...] = ()  # parts held out, by name, and their shares
     reading: Reading = field(default_factory=Reading)
     curation: Curation = field(default_factory=Curation)
     media: MediaOptions = field(default_factory=MediaOptions)
@@ -79,11 +83,28 @@ class Options:
             raise UsageError(
                 "several epochs without a shuffle would be copies of one", hint="leave --no-shuffle out"
             )
+        if not self.shuffle and any(share.weight > 1 for share in self.shares):
+            raise UsageError(
+                "a weight over 1 without a shuffle would put copies side by side",
+                hint="leave --no-shuffle out, or mix datasets when you load them",
+            )
         if not 0 < self.reading.max_document_bytes <= _LARGEST_DOCUMENT:
             raise UsageError(
                 f"a limit of {self.reading.max_document_bytes:,} bytes for a document cannot be kept",
                 hint="use a --max-document-size of 1GiB at most: an index counts tokens in 31 bits",
             )
+
+
+MASKS = "loss_mask"  # the folder of a Megatron dataset's masks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One dataset of those that a plan makes: which documents, and in which folder below the output."""
+
+    side: str
+    folder: str
+    is_mask: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +129,7 @@ class Plan:
     out: str
     curation_digest: str
     media: Media | None = None
+    holdout: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -125,8 +147,36 @@ class Plan:
         return token_dtype(self.tokenizer.vocabulary if self.tokenizer else 1)
 
     @property
+    def masked(self) -> bool:
+        """Whether tokens have a loss mask."""
+        return self.reading.conversation.mask
+
+    @property
     def layout(self) -> Layout:
-        return Layout(format=self.format, dtype=self.dtype, zstd=self.zstd)
+        return Layout(format=self.format, dtype=self.dtype, zstd=self.zstd, masked=self.masked)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The datasets that come of this plan: what is trained on, what is held out, masks beside them."""
+        folders = ("", *(name for name, _ in self.holdout))
+        parts = [Part(side=folder, folder=folder) for folder in folders]
+        if self.masked and self.format == "megatron":
+            parts += [
+                Part(side=folder, folder=f"{folder}/{MASKS}" if folder else MASKS, is_mask=True)
+                for folder in folders
+            ]
+        return tuple(parts)
+
+    def part_of_task(self, number: int) -> tuple[Part, int, int]:
+        """Which of the datasets a write task makes, its number there, and how many tasks do so."""
+        parts = self.parts
+        many = self.stages["write"] - len(parts) + 1  # of what is trained on; each other part has one
+        return (parts[0], number, many) if number < many else (parts[number - many + 1], 0, 1)
+
+    @property
+    def most_times(self) -> int:
+        """How often a document is taken at most."""
+        return max(math.ceil(source.weight) for source in self.sources)
 
     @property
     def ordering(self) -> Ordering:
@@ -148,7 +198,7 @@ class Plan:
     @property
     def straight(self) -> bool:
         """With neither a shuffle nor a search for copies, splits become shards in one pass."""
-        return is_straight(self) and not self.media
+        return is_straight(self, self.sources) and not self.media
 
     @property
     def sketch(self) -> Sketch | None:
@@ -159,7 +209,14 @@ class Plan:
         """What documents pass, by name, for statistics."""
         meeting = {"duplicates": self.dedup, "near_duplicates": bool(self.near_dedup)}
         named = ["media"] if self.media else [ask.step for ask in self.curation.steps]
-        return list(dict.fromkeys([*named, *(step for step, asked in meeting.items() if asked)]))
+        portions = {
+            "sampling": any(source.weight < 1 for source in self.sources),
+            "holdout": bool(self.holdout),
+            "weights": self.most_times > 1,
+        }
+        last = {"caps": bool(capped(self.sources))}
+        asked = [step for step, is_asked in {**portions, **meeting, **last}.items() if is_asked]
+        return list(dict.fromkeys([*named, *asked]))
 
     @property
     def exact_match(self) -> bool:
@@ -170,18 +227,28 @@ class Plan:
     def stages(self) -> dict[str, int]:
         """The stages in order, and how many tasks each has."""
         if self.straight:
-            return {"write": len(self.splits)}
+            return {**self._first_look, "write": len(self.splits)}
+        write = max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes)
         bands = (self.sketch.bands if self.sketch else 0) + self.exact_match
         if self.media:
             bands = self.media.bands + self.exact_match
         counts = {
+            **self._first_look,
             "map": len(self.splits),
             "match": bands * self.match_parts,
             "confirm": _CONFIRM_TASKS * self.match_parts if self.sketch else 0,
             "cluster": 1 if self.near_dedup else 0,
-            "write": max(1, min(_FEW_SHARDS, self.bytes // _SMALL_SHARD), self.bytes // self.shard_bytes),
+            "cap": 1 if capped(self.sources) else 0,
+            "write": write + len(self.parts) - 1,  # parts held out, and masks, are small: a task each
         }
         return {stage: count for stage, count in counts.items() if count}
+
+    @property
+    def _first_look(self) -> dict[str, int]:
+        """The pass before the first, where lines are compared over the whole corpus."""
+        if self.curation.lines_at < 0:
+            return {}
+        return {"lines": len(self.splits), "common": self.match_parts}
 
     def piece_bytes(self, piece: Piece) -> int:
         source = self.sources[piece.source]
@@ -217,7 +284,7 @@ def make_plan(
 ) -> Plan:
     """Cut the sources and fix every choice."""
     total = sum(source.bytes for source in sources)
-    if is_straight(options) and not media:
+    if is_straight(options, sources) and not media:
         split_bytes = max(2 * _SMALL_SHARD, min(2 * options.shard_bytes, total // _FEW_SHARDS))
     else:
         split_bytes = max(_SPLIT_BYTES[0], min(_SPLIT_BYTES[1], total // _SPLITS))
@@ -241,13 +308,14 @@ def make_plan(
     )
 
 
-def is_straight(choices: Options | Plan) -> bool:
-    return not (choices.shuffle or choices.dedup or choices.near_dedup)
+def is_straight(choices: Options | Plan, sources: Sequence[Source]) -> bool:
+    meets = choices.shuffle or choices.dedup or choices.near_dedup
+    return not (meets or choices.holdout or choices.reading.conversation.mask or capped(sources))
 
 
 _SHARED = (
     "reading", "curation", "format", "zstd", "shard_bytes", "shuffle", "seed", "epochs", "dedup",
-    "near_dedup", "on_error",
+    "near_dedup", "on_error", "holdout",
 )  # fmt: skip
 
 
@@ -270,9 +338,10 @@ def _from_plain(raw: dict[str, Any]) -> Plan:
             **raw,
             "sources": tuple(Source(**source) for source in raw["sources"]),
             "splits": tuple(tuple(Piece(**piece) for piece in split) for split in raw["splits"]),
-            "reading": Reading(**raw["reading"]),
+            "reading": Reading.from_plain(raw["reading"]),
             "curation": Curation.from_plain(raw["curation"]),
             "tokenizer": TokenizerRecord(**raw["tokenizer"]) if raw["tokenizer"] else None,
             "media": Media.from_plain(raw["media"]) if raw.get("media") else None,
+            "holdout": tuple((name, share) for name, share in raw["holdout"]),
         }
     )

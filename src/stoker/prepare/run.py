@@ -20,6 +20,7 @@ from stoker.formats.sizes import counted
 from stoker.formats.zstd import zstd_module
 from stoker.manifest import TokenizerRecord
 from stoker.prepare import tokens
+from stoker.prepare.chats import chat_template
 from stoker.prepare.finish import Prepared, already_there, check_out, check_stage, clean_up, finish
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
@@ -28,6 +29,8 @@ from stoker.prepare.media.find import find_media
 from stoker.prepare.media.listing import keep_listing
 from stoker.prepare.media.planning import captions_of, check_media, check_text, media_plan
 from stoker.prepare.plan import Options, Plan, make_plan
+from stoker.prepare.portions import Share
+from stoker.prepare.sources.chat import compiled
 from stoker.prepare.sources.discover import check_reading, discover, look_at
 from stoker.prepare.sources.documents import Piece, Source
 from stoker.prepare.sources.read import read_piece
@@ -118,7 +121,7 @@ def _done_before(job: Job, watcher: Watcher) -> Prepared | None:
 
 
 def _make(job: Job, launcher: Launcher, watcher: Watcher) -> Prepared:
-    if swept := sweep((job.spill(0).parent, job.target)):
+    if swept := sweep((job.spill(0).parent, *(job.target / part.folder for part in job.plan.parts))):
         watcher.note(f"removed {counted(swept, 'file')} that killed tasks had left half written")
     seconds = {}
     for stage, count in job.plan.stages.items():
@@ -174,15 +177,19 @@ def submit(
 def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) -> Job:
     """Look at the sources, choose the engine, and write the plan into its folder."""
     look = look_at(lines=options.reading.lines, split=options.split, out=options.out, say=watcher.note)
-    found = find_media(options.sources, options.media, look, tokenizer=options.tokenizer)
+    found = find_media(_named(options), options.media, look, tokenizer=options.tokenizer)
+    tokenizer, record = None, None
     if found:
         check_media(options)
-        tokenizer, record = _chosen_tokenizer(options, captions_of(found), watcher)
+        if options.tokenizer:
+            tokenizer = tokens.load_tokenizer(options.tokenizer)
+            record = _tried(tokenizer, options, captions_of(found), watcher)
         plan = media_plan(options, found, record, tokenizer)
     else:
         sources = _text_sources(options, watcher)
-        tokenizer, record = _chosen_tokenizer(options, _first_documents(sources, options), watcher)
-        assert tokenizer
+        tokenizer = tokens.load_tokenizer(options.tokenizer)
+        options = _with_template(options, tokenizer)
+        record = _tried(tokenizer, options, _first_documents(sources, options), watcher)
         plan = make_plan(options, sources, record, tokenizer.family)
     job = Job(plan=plan, folder=work_folder(plan, work))
     check_out(plan)
@@ -198,29 +205,31 @@ def plan_job(options: Options, *, watcher: Watcher, work: Path | None = None) ->
 
 def _text_sources(options: Options, watcher: Watcher) -> list[Source]:
     sources = discover(
-        options.sources,
+        _named(options),
         lines=options.reading.lines,
         split=options.split,
         out=options.out,
         say=watcher.note,
     )
     check_text(options)
+    shares = {share.path: share for share in options.shares}
+    sources = [_with_share(source, shares.get(source.origin)) for source in sources]
     check_reading(sources, lines=options.reading.lines)
     _check_packages(options, sources)
     return sources
 
 
-def _chosen_tokenizer(
-    options: Options, first: Sequence[str], watcher: Watcher
-) -> tuple[Tokenizer | None, TokenizerRecord | None]:
-    """The tokenizer and the engine that runs it, tried on the first documents; none where none is named."""
-    if not options.tokenizer:
-        return None, None
-    tokenizer = tokens.load_tokenizer(options.tokenizer)
+def _named(options: Options) -> list[str]:
+    """All sources, also those that have a weight or a cap."""
+    return [*(share.path for share in options.shares), *options.sources]
+
+
+def _tried(tokenizer: Tokenizer, options: Options, first: Sequence[str], watcher: Watcher) -> TokenizerRecord:
+    """The tokenizer with the engine that runs it, tried on the first documents."""
     engine, refused = tokens.choose_engine(tokenizer, options.engine, first)
     for reason in refused:
         watcher.note(f"not used: {reason}")
-    return tokenizer, TokenizerRecord(
+    return TokenizerRecord(
         name=options.tokenizer,
         digest=tokenizer.digest,
         vocabulary=tokenizer.vocabulary,
@@ -228,6 +237,39 @@ def _chosen_tokenizer(
         bos=tokens.choose_bos(tokenizer, options.bos),
         engine=engine,
         engine_version=tokens.engine_version(engine),
+    )
+
+
+def _with_template(options: Options, tokenizer: tokens.Tokenizer) -> Options:
+    """The tokenizer's own chat template is a part of the plan: a task may run where its files are not."""
+    reading = options.reading
+    if not reading.chat:
+        if reading.conversation.mask:
+            raise UsageError(
+                "--loss-mask is about chats", hint="name the field of the messages: --chat messages"
+            )
+        return options
+    template, special = chat_template(options.tokenizer)
+    compiled(template)  # told now rather than of each document
+    conversation = replace(reading.conversation, template=template, special=tuple(special.items()))
+    reading = replace(reading, conversation=conversation)
+    if not conversation.mask:
+        return replace(options, reading=reading)
+    if tokenizer.family != "huggingface":
+        raise UsageError("a loss mask takes a tokenizer.json", hint="tiktoken does not say where tokens lie")
+    # only the reference says where its tokens lie
+    return replace(options, reading=reading, engine=tokenizer.reference)
+
+
+def _with_share(source: Source, share: Share | None) -> Source:
+    if share is None:
+        return source
+    return replace(
+        source,
+        weight=share.weight,
+        max_tokens=share.max_tokens,
+        field=share.field,
+        template=share.template,
     )
 
 

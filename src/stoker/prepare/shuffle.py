@@ -111,10 +111,12 @@ def sorted_by_key(table: Table) -> npt.NDArray[np.intp]:
 
 
 def duplicates(table: Table) -> npt.NDArray[np.bool_]:
-    """Which rows of a sorted table repeat the content of the row before."""
+    """Which rows of a sorted table repeat the content of the row before. A document that is taken several
+    times has a key for each."""
     repeated = np.zeros(len(table), np.bool_)
-    same = (table["high"][1:] == table["high"][:-1]) & (table["low"][1:] == table["low"][:-1])
-    repeated[1:] = same
+    repeated[1:] = np.logical_and.reduce(
+        [table[name][1:] == table[name][:-1] for name in ("high", "low", "key")]
+    )
     return repeated
 
 
@@ -132,6 +134,14 @@ def gather(
     if shuffled:
         table = table[sorted_by_key(table)]
     return Gathered(table=table, tokens=tokens, texts=texts)
+
+
+def rows_between(runs: Sequence[Run], *, low: int, high: int, shuffled: bool) -> Table:
+    """As `gather`, without the tokens and texts."""
+    table = np.concatenate(
+        [np.empty(0, DOCUMENT), *(stretch(run, low, high, shuffled=shuffled) for run in runs)]
+    )
+    return table[sorted_by_key(table)] if shuffled else table
 
 
 def slices(buffer: memoryview, starts: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> list[memoryview]:

@@ -54,6 +54,7 @@ class Ordering:
     seed: int
     epochs: int
     fold: bool = False  # copies are told by their folded words
+    again: int = 0  # which time more the documents are taken: each has an order of its own
 
     def ordered(self, table: Table, epoch: int) -> Table:
         """A copy of the table in this epoch's order, with its keys."""
@@ -61,7 +62,7 @@ class Ordering:
             copy: Table = table.copy()
             return copy
         make = content_keys if self.dedup else location_keys
-        table["key"] = make(table, seed=self.seed, epoch=epoch)
+        table["key"] = make(table, seed=self.seed + (self.again << 40), epoch=epoch)
         ordered: Table = table[sorted_by_key(table)]
         return ordered
 
@@ -121,10 +122,11 @@ class SpillWriter:
         marks: Marks,
         keep_texts: bool = False,
         sketch: Sketch | None = None,
+        run_bytes: int = RUN_BYTES,
     ) -> None:
         self._path, self._ordering, self._dtype = path, ordering, dtype
         self._marks = marks
-        self._keep_texts, self._sketch = keep_texts, sketch
+        self._keep_texts, self._sketch, self._run_bytes = keep_texts, sketch, run_bytes
         self._pending = _Pending()
         self._files: dict[str, ScratchFile] = {}
         self._written = {suffix: [0] * ordering.epochs for suffix in ("tokens", "text")}
@@ -154,7 +156,7 @@ class SpillWriter:
         if self._keep_texts:
             pending.texts += texts.views()
             pending.text_bytes += texts.bytes
-        if pending.token_count * self._dtype.itemsize + pending.text_bytes >= RUN_BYTES:
+        if pending.token_count * self._dtype.itemsize + pending.text_bytes >= self._run_bytes:
             self._write_run()
 
     def finish(self) -> list[FileRecord]:

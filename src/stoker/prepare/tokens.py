@@ -64,6 +64,17 @@ class Encoded:
     ids: Ids
     offsets: Offsets
 
+    def take(self, rows: npt.NDArray[np.intp]) -> Encoded:
+        """Those of these numbers, in this order."""
+        sizes = np.diff(self.offsets)[rows]
+        parts = [self.ids[self.offsets[row] : self.offsets[row + 1]] for row in rows.tolist()]
+        return Encoded(
+            texts=self.texts.take(rows),
+            locations=self.locations[rows],
+            ids=np.concatenate([self.ids[:0], *parts]),
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+        )
+
 
 class Engine(Protocol):
     """Called from one thread of one process, many times."""
@@ -80,7 +91,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         if path.is_dir():
             path = path / "tokenizer.json"
         elif not path.exists():
-            path = _from_hub(name)
+            path = from_hub(name)
         definition = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise TokenizerError(
@@ -92,7 +103,7 @@ def load_tokenizer(name: str) -> Tokenizer:
             hint="give the path of a tokenizer.json, its folder, a hub name, or tiktoken:ENCODING",
         ) from error
     try:
-        reference = _huggingface(definition)
+        reference = huggingface(definition)
     except TokenizerError as error:
         raise TokenizerError(f"{path} is {error.message}", hint=error.hint) from error
     ids = reference.get_vocab(with_added_tokens=True).values()
@@ -112,7 +123,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int | None:
     if tokenizer.family == "tiktoken":
         found = _tiktoken_encoding(tokenizer)._special_tokens.get(token)
     else:
-        found = _huggingface(tokenizer.definition).token_to_id(token)
+        found = huggingface(tokenizer.definition).token_to_id(token)
     return found
 
 
@@ -260,7 +271,7 @@ class _Fastokens:
 
 class _HuggingFace:
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = _huggingface(tokenizer.definition)
+        self._tokenizer = huggingface(tokenizer.definition)
 
     def encode(self, texts: Texts) -> tuple[Ids, Offsets]:
         encodings = self._tokenizer.encode_batch_fast(texts.strings, add_special_tokens=False)
@@ -286,11 +297,12 @@ def _own_tokens(tokenizer: Tokenizer) -> list[str]:
     """Texts with the tokenizer's own added tokens in them, which a fast engine may not know of."""
     if tokenizer.family != "huggingface":
         return []
-    return added_token_texts(list(_huggingface(tokenizer.definition).get_added_tokens_decoder().values()))
+    return added_token_texts(list(huggingface(tokenizer.definition).get_added_tokens_decoder().values()))
 
 
 @lru_cache(maxsize=1)  # parsing a large vocabulary takes a second, and several questions are asked of it
-def _huggingface(definition: str) -> Any:
+def huggingface(definition: str) -> Any:
+    """The reference engine's own tokenizer."""
     tokenizers = require("tokenizers", extra="tokens")
     try:
         loaded = tokenizers.Tokenizer.from_str(definition)
@@ -315,7 +327,8 @@ def _refuse_dropout(definition: str) -> None:
         )
 
 
-def _from_hub(name: str) -> Path:
+def from_hub(name: str, file: str = "tokenizer.json") -> Path:
+    """A file of a repository of the Hugging Face hub, or of its cache."""
     if not _HUB_NAME.match(name) or name.endswith(".json"):
         raise TokenizerError(
             f"there is no tokenizer {name!r}",
@@ -323,7 +336,7 @@ def _from_hub(name: str) -> Path:
         )
     hub = require("huggingface_hub")
     try:
-        return Path(hub.hf_hub_download(name, "tokenizer.json"))
+        return Path(hub.hf_hub_download(name, file))
     except Exception as error:  # the hub client raises a dozen kinds for a name or a network at fault
         raise TokenizerError(
             f"no tokenizer {name!r}: it is no path, and the Hugging Face hub or its cache has none"
@@ -346,7 +359,7 @@ def decoder_of(tokenizer: Tokenizer) -> Callable[[Any], str]:
     if tokenizer.family == "tiktoken":
         encoding = require("tiktoken", extra="tiktoken").get_encoding(tokenizer.definition)
         return lambda ids: str(encoding.decode([int(one) for one in ids]))
-    loaded = _huggingface(tokenizer.definition)
+    loaded = huggingface(tokenizer.definition)
     return lambda ids: str(loaded.decode([int(one) for one in ids], skip_special_tokens=False))
 
 

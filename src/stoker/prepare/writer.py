@@ -20,6 +20,7 @@ from stoker.prepare.shuffle import Gathered, slices
 from stoker.storage import new_file
 
 _JOIN = 1024  # documents per write
+_IDS = np.uint32(0x7FFF_FFFF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,24 @@ class Layout:
     format: str
     dtype: np.dtype[Any]
     zstd: bool = False
+    masked: bool = False  # a token's highest bit says that it counts in the loss
+    is_mask: bool = False  # those bits are written, and not the tokens
+
+    @property
+    def spilled(self) -> np.dtype[Any]:
+        """How tokens lie in scratch files."""
+        return np.dtype("<u4") if self.masked else self.dtype
+
+    @property
+    def written(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8) if self.is_mask else self.dtype
+
+    def shown(self, tokens: bytes | memoryview) -> bytes | memoryview:
+        """Spilled tokens as they are written."""
+        if not self.masked:
+            return tokens
+        found = np.frombuffer(tokens, self.spilled)
+        return ((found >> 31) if self.is_mask else found & _IDS).astype(self.written).tobytes()
 
     @property
     def with_texts(self) -> bool:
@@ -63,14 +82,14 @@ def _write_megatron(folder: Path, name: str, groups: Iterable[Gathered], layout:
     lengths = [np.zeros(0, np.int64)]
     with hashed_file(folder / f"{name}.bin", zstd=layout.zstd) as data:
         for group in groups:
-            if group.is_in_order(layout.dtype.itemsize):
-                data.write(group.tokens)
+            if group.is_in_order(layout.spilled.itemsize):
+                data.write(layout.shown(group.tokens))
             else:
                 for views in _token_views(group, layout):
-                    data.write(b"".join(views))
+                    data.write(layout.shown(b"".join(views)))
             lengths.append(group.table["tokens"].astype(np.int64))
     sizes = np.concatenate(lengths)
-    index = megatron.index_bytes(sizes, dtype=layout.dtype)
+    index = megatron.index_bytes(sizes, dtype=layout.written)
     return finish_shard(folder, name, data, (".idx", index), len(sizes), int(sizes.sum()), epoch)
 
 
@@ -86,11 +105,14 @@ def _write_webdataset(
             texts = slices(group.texts, group.table["text_start"], group.table["text_bytes"].astype(np.int64))
             views = [view for views in _token_views(group, layout) for view in views]
             for view, text in zip(views, texts, strict=True):
-                ids = np.frombuffer(view, layout.dtype)
-                members = (
+                ids = np.frombuffer(layout.shown(view), layout.dtype)
+                members = [
                     ("token_ids.json", orjson.dumps(ids, option=numpy_option)),
                     ("text.txt", bytes(text)),
-                )
+                ]
+                if layout.masked:
+                    mask = np.frombuffer(view, layout.spilled) >> 31
+                    members.append(("loss_mask.json", orjson.dumps(mask, option=numpy_option)))
                 archive.add(f"{name.removeprefix('shard-')}{samples:08d}", members)
                 samples += 1
                 tokens += len(ids)
@@ -99,7 +121,7 @@ def _write_webdataset(
 
 
 def _token_views(group: Gathered, layout: Layout) -> Iterator[list[memoryview]]:
-    item = layout.dtype.itemsize
+    item = layout.spilled.itemsize
     views = slices(group.tokens, group.table["start"], group.table["tokens"].astype(np.int64) * item)
     return (views[first : first + _JOIN] for first in range(0, len(views), _JOIN))
 

@@ -38,6 +38,7 @@ def funnel(statistics: Statistics) -> list[Level]:
     named = dict.fromkeys([*statistics.order, *dropped])
     levels, left = [], statistics.documents_in
     for step in named:
+        left += statistics.found.get((step, "taken_again"), 0)
         reasons = dict(dropped.get(step, Counter()).most_common())
         levels.append(Level(step=step, documents=left, dropped=reasons))
         left -= sum(reasons.values())

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.prepare.sources.jsonl import extract_native, extract_python, parse_line
+from stoker.prepare.sources.jsonl import extract_native, extract_python, parse
+from stoker.prepare.sources.records import NoText, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +51,8 @@ def documents(extract: Callable[[memoryview, str], Any], block: bytes) -> dict[i
     for start in odd:
         line = block[start:].split(b"\n", 1)[0]
         try:
-            found[start] = parse_line(line, "text")
-        except (ValueError, LookupError, TypeError):
+            found[start] = Wanted(field="text").text(parse(line))
+        except (ValueError, NoText):
             found[start] = None
     return found
 

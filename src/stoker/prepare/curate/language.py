@@ -52,9 +52,24 @@ _CODE_LINE = re.compile(
 
 
 def _is_code(text: str) -> bool:
-    """Most lines, and three at least, look like a program's: the model has no word for those."""
+    """Most lines, and three at least, look like a program's, or a good part does and most others lie inside:
+    the model has no word for those."""
     lines = [line for line in text.split("\n") if line.strip()]
-    return len(lines) >= 3 and sum(bool(_CODE_LINE.search(line)) for line in lines) * 2 > len(lines)
+    if len(lines) < 3:
+        return False
+    told = [bool(_CODE_LINE.search(line)) for line in lines]
+    if sum(told) * 2 > len(lines):
+        return True
+    if len(text.encode()) > len(text) * _ASCII:  # manual pages of other languages are indented too
+        return False
+    inside = sum(
+        is_told or line.startswith(("    ", "\t")) for line, is_told in zip(lines, told, strict=True)
+    )
+    return sum(told) >= max(3, len(lines) * _CODE_SHARE) and inside > len(lines) * _CODE_INSIDE
+
+
+_ASCII = 1.005  # bytes a character
+_CODE_SHARE, _CODE_INSIDE = 0.15, 0.6  # programs with long comments, of benchmarks/languages.py
 
 
 def _first(answer: Any) -> tuple[float, str]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stoker.prepare.curate import private
 from stoker.prepare.curate.batch import Batch, Outcome, Step
+from stoker.prepare.curate.corpus import BoundLines, CorpusLines, Repeated
 from stoker.prepare.curate.recipe import Curation
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.sources.documents import BadRecord, Documents, Source, describe, sources_of
@@ -20,8 +22,13 @@ _SCRUBBED_CHARS = 8192  # looked at for it: half an address at the cut would not
 class Curator:
     """Applies a curation to blocks of documents."""
 
-    def __init__(self, curation: Curation, sources: Sequence[Source]) -> None:
-        self._steps = curation.make()
+    def __init__(
+        self, curation: Curation, sources: Sequence[Source], repeated: Repeated | None = None
+    ) -> None:
+        self._steps: list[Step] = [
+            BoundLines(lines=step, repeated=repeated) if isinstance(step, CorpusLines) and repeated else step
+            for step in curation.make()
+        ]
         self._sources = sources
         self._origins = [source.origin or source.url for source in sources]
         self._only_empty_go = curation == Curation()
@@ -81,6 +88,21 @@ class Curator:
 
     def _origin(self, place: int) -> str:
         return self._origins[sources_of(place)]
+
+
+def count_drops(
+    statistics: Statistics,
+    sources: Sequence[Source],
+    why: tuple[str, str],
+    documents: Documents,
+    rows: npt.NDArray[np.intp],
+) -> None:
+    """Count documents that a step drops for a reason, by source."""
+    if len(rows):
+        step, reason = why
+        statistics.drop(reason, int(documents.texts.sizes[rows].sum()), documents=len(rows))
+        for number in sources_of(documents.places[rows]).tolist():
+            statistics.funnel[step, reason, sources[number].origin or sources[number].url] += 1
 
 
 def count_sources(

@@ -21,6 +21,7 @@ _MEETING = {
     "duplicates": {"normalised": "bool"},
     "near_duplicates": {"similarity": "float", "keep": "str"},
 }
+CORPUS_STEPS = ("corpus_lines", "corpus_paragraphs")
 KEEPS = ("first", "longest")
 
 
@@ -59,6 +60,11 @@ class Curation:
 
     def make(self) -> list[Step]:
         return [ask.make() for ask in self.steps]
+
+    @property
+    def lines_at(self) -> int:
+        """Where in the list the step stands that looks at the lines of the whole corpus; -1 for nowhere."""
+        return next((at for at, ask in enumerate(self.steps) if ask.step in CORPUS_STEPS), -1)
 
     def digest(self) -> str:
         """What the plan must know beside the options: the user's code and the files that steps read."""
@@ -142,6 +148,11 @@ def parse_recipe(steps: Any, *, name: str) -> Recipe:
                 f"{name}: {step} has no option {unknown[0]}",
                 hint=f"it has {', '.join(sorted(_MEETING[step]))}",
             )
+    if sum(ask.step in CORPUS_STEPS for ask in asks) > 1:
+        raise UsageError(
+            f"{name}: the lines of the whole corpus are looked at once",
+            hint=f"write one of {' and '.join(CORPUS_STEPS)}",
+        )
     near = meeting.get("near_duplicates")
     curation = Curation(
         steps=(Ask(step="lengths"), *(ask for ask in asks if ask.step not in _MEETING)),

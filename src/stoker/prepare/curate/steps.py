@@ -14,6 +14,7 @@ import numpy as np
 from stoker.errors import UsageError, require
 from stoker.prepare.curate import private
 from stoker.prepare.curate.batch import Batch, Outcome, Step, edited
+from stoker.prepare.curate.corpus import CorpusLines
 from stoker.prepare.curate.decontaminate import Decontaminate
 from stoker.prepare.curate.language import Language
 from stoker.prepare.curate.rules import C4, FineWeb, GopherQuality, GopherRepetition, without_repeated_parts
@@ -192,6 +193,10 @@ def _repeated_paragraphs(**given: Any) -> Step:
     return RepeatedParts(paragraphs=True, name="repeated_paragraphs", **given)
 
 
+def _corpus_paragraphs(**given: Any) -> Step:
+    return CorpusLines(paragraphs=True, name="corpus_paragraphs", **given)
+
+
 def _pii(**given: Any) -> Step:
     if "kinds" in given:
         given["kinds"] = tuple(given["kinds"])
@@ -208,6 +213,8 @@ STEPS: dict[str, Any] = {  # name: what makes the step of its options
     "fineweb": _fineweb,
     "repeated_lines": RepeatedParts,
     "repeated_paragraphs": _repeated_paragraphs,
+    "corpus_lines": CorpusLines,
+    "corpus_paragraphs": _corpus_paragraphs,
     "pii": _pii,
     "decontaminate": Decontaminate,
     "classify": Classify,
@@ -220,5 +227,6 @@ OPTIONS: dict[str, type] = {  # whose fields are a step's options, where it is n
     "c4": C4,
     "fineweb": FineWeb,
     "repeated_paragraphs": RepeatedParts,
+    "corpus_paragraphs": CorpusLines,
     "pii": Private,
 }

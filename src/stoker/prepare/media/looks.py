@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from stoker.prepare.copies import complete_list, read_list
+from stoker.prepare.copies import complete, read_list
 from stoker.prepare.job import Job
 from stoker.prepare.media.recipe import HASH_BITS
 from stoker.prepare.media.spill import LOOK
@@ -42,7 +42,7 @@ def match_looks(job: Job, number: int) -> None:
         rows = np.flatnonzero(firsts[of_first] != np.arange(len(looks)))
         found.append(_confirmed(looks, np.stack([firsts[of_first][rows], rows], axis=1)))
     found.append(_confirmed(looks, firsts[near_pairs(looks["hash"][firsts], part=number, bits=bits)]))
-    complete_list(job, "match", number, np.concatenate(found).astype(np.uint64), near=True)
+    complete(job, "match", number, np.concatenate(found).astype(np.uint64), near=True)
 
 
 def cluster_looks(job: Job, number: int) -> None:
@@ -57,7 +57,7 @@ def cluster_looks(job: Job, number: int) -> None:
     stays[1:] = names[order][1:] != names[order][:-1]
     labels = {(int(name), int(label)) for name, label in zip(names, some["label"], strict=True)}
     across = len(labels) - len(set(names.tolist()))
-    complete_list(job, "cluster", number, np.sort(some["location"][order][~stays]), across_classes=across)
+    complete(job, "cluster", number, np.sort(some["location"][order][~stays]), across_classes=across)
 
 
 def copies_told(job: Job) -> dict[tuple[str, str], int]:
@@ -156,4 +156,4 @@ def _match_exactly(job: Job, part: int) -> None:
         places.append(table["location"][inside])
     assert job.plan.media
     found = later_copies(np.concatenate(values), np.concatenate(places))
-    complete_list(job, "match", job.plan.media.bands + part, found, near=False)
+    complete(job, "match", job.plan.media.bands + part, found, near=False)

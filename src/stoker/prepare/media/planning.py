@@ -22,9 +22,10 @@ _FIRST_CAPTIONS = 64
 def check_media(options: Options) -> None:
     """What is about text does nothing here; packages that only tasks import are missed now."""
     near_bits(options.near_dedup)
-    if options.curation != Curation() or options.reading != Reading():
+    is_of_text = options.curation != Curation() or options.reading != Reading()
+    if is_of_text or options.shares or options.holdout:
         raise UsageError(
-            "these sources hold media, and options for text (--curate, --languages, --field, --lines, ...) "
+            "these sources hold media, and options for text (--curate, --field, --source, --holdout, ...) "
             "were given",
             hint="leave them out, or read the text that lies there with --kind text",
         )

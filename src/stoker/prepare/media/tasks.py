@@ -65,7 +65,7 @@ def map_media(job: Job, number: int) -> None:
         files, run = spill.finish()
     runs = [run] if run["documents"] else []
     job.ledger.complete(
-        "map", number, result={"runs": runs, "statistics": statistics.to_plain()}, files=files
+        "map", number, result={"runs": {"": runs}, "statistics": statistics.to_plain()}, files=files
     )
 
 

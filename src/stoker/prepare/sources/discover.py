@@ -13,7 +13,9 @@ from pathlib import Path
 from stoker.errors import UnreadableError, UsageError
 from stoker.formats.sizes import counted
 from stoker.prepare.sources import tables
+from stoker.prepare.sources.arrays import is_unfolded
 from stoker.prepare.sources.documents import Piece, Source
+from stoker.prepare.sources.lines import decompression_errors, open_plain
 from stoker.storage import (
     Entry,
     is_local,
@@ -31,6 +33,10 @@ _KINDS = {
     ".json": "jsonl",
     ".txt": "text",
     ".md": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".warc": "warc",
+    ".wet": "warc",
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
@@ -223,17 +229,28 @@ def _sources(base: str, entries: list[Entry], look: Look) -> list[Source]:
             raise UnreadableError(
                 f"{url}: cannot tell what kind of file this is", hint=f"use {_readable()} names"
             )
-        sources.append(
-            Source(
-                url=url,
-                kind=kind,
-                bytes=entry.bytes,
-                units=_units(url, kind, compression, entry.bytes, look.lines),
-                version=entry.version,
-                compression=compression,
-            )
+        source = Source(
+            url=url, kind=kind, bytes=entry.bytes, units=1, version=entry.version, compression=compression
         )
+        if kind == "jsonl" and _is_unfolded(source):
+            source = replace(source, kind="json")
+        units = _units(url, source.kind, compression, entry.bytes, look.lines)
+        sources.append(replace(source, units=units))
     return sources
+
+
+_HEAD = 4096  # where white space before an array ends
+
+
+def _is_unfolded(source: Source) -> bool:
+    """A `.json` file may be lines, as others call `.jsonl`, or one array: its first bytes say so."""
+    if Path(source.url.lower().removesuffix(f".{source.compression}")).suffix != ".json":
+        return False
+    with open_plain(source) as file:
+        try:
+            return is_unfolded(file.read(_HEAD))
+        except decompression_errors():  # told by whoever reads it
+            return False
 
 
 def _units(url: str, kind: str, compression: str, size: int, lines: bool) -> int:

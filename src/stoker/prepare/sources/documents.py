@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ class Source:
     compression: str = ""
     part: str = ""
     origin: str = ""  # the name it was given by: statistics are kept by these
+    field: str = ""  # where it has others than the rest of the command asks for
+    template: str = ""
+    weight: float = 1.0  # how often its documents are taken
+    max_tokens: int = 0  # of all sources of this origin; 0: any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +47,32 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """How messages become text: a chat template, the names that it may use (`bos_token`), and whether what
+    the assistant says is marked for a loss mask."""
+
+    template: str = ""
+    special: tuple[tuple[str, str], ...] = ()
+    mask: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How to read: which field holds the text, whether a line is a document, what is too long."""
+    """How to read: which field holds the text, or which several a template joins, or which the messages of a
+    chat; whether a line is a document, what is too long."""
 
     field: str = "text"
+    template: str = ""
+    chat: str = ""
     lines: bool = False
     max_document_bytes: int = 32 << 20
+    conversation: Conversation = dataclasses.field(default_factory=Conversation)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Reading:
+        talk = plain["conversation"]
+        special = tuple((name, token) for name, token in talk["special"])
+        return cls(**{**plain, "conversation": Conversation(**{**talk, "special": special})})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +158,10 @@ class Documents:
         cls, texts: Sequence[str | bytes], places: Sequence[int], bad: Sequence[BadRecord] = ()
     ) -> Documents:
         return cls(texts=Texts.of(texts), places=np.array(places, np.int64), bad=list(bad))
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Documents:
+        """Those of these numbers, in this order."""
+        return Documents(texts=self.texts.take(rows), places=self.places[rows], bad=self.bad)
 
     @classmethod
     def join(cls, parts: Sequence[Documents]) -> Documents:

@@ -50,9 +50,14 @@ def extract_python(block: memoryview, field: str) -> Extracted:
     return Texts.of(texts), np.array(places, np.int64), odd
 
 
-def parse_line(line: bytes, field: str) -> str:
-    """The field of one line; raises ValueError, LookupError or TypeError for what has none."""
-    return _text(parse(line), field)
+def line_starts(block: memoryview) -> list[int]:
+    """Where each line that is not blank begins."""
+    starts, at = [], 0
+    for line in bytes(block).split(b"\n"):
+        if line.strip(b" \t\r"):
+            starts.append(at)
+        at += len(line) + 1
+    return starts
 
 
 def parse(data: bytes) -> Any:

@@ -19,8 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stoker.formats.zstd import zstd_module
+from stoker.prepare.sources.arrays import Unfolded
 from stoker.prepare.sources.documents import BLOCK_BYTES, BadRecord, Documents, Piece, Reading, Source
-from stoker.prepare.sources.jsonl import extract, parse_line
+from stoker.prepare.sources.jsonl import extract, line_starts, parse
+from stoker.prepare.sources.records import NoText, wanted
 from stoker.storage import open_store, split_url
 
 BOM = b"\xef\xbb\xbf"  # how some programs begin a UTF-8 file: no part of its text
@@ -28,15 +30,18 @@ BOM = b"\xef\xbb\xbf"  # how some programs begin a UTF-8 file: no part of its te
 
 def read_jsonl(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """The text field of each line."""
-    for lines in _line_blocks(source, piece, reading):
-        texts, places, odd = extract(lines.data, reading.field)
-        plain = Documents(texts=texts, places=places + lines.start, bad=lines.bad)
+    for lines in line_blocks(source, piece, reading):
+        if wanted(reading).plain:
+            texts, places, odd = extract(lines.data, reading.field)
+            plain = Documents(texts=texts, places=places + lines.start, bad=lines.bad)
+        else:
+            plain, odd = Documents(bad=lines.bad), line_starts(lines.data)
         yield _with_odd_lines(source, reading, lines, plain, odd) if odd else plain
 
 
 def read_text_lines(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """Each line that is not blank."""
-    for lines in _line_blocks(source, piece, reading):
+    for lines in line_blocks(source, piece, reading):
         documents: dict[int, bytes] = {}
         bad = list(lines.bad)
         at = lines.start
@@ -130,7 +135,7 @@ class _Lines:
     bad: list[BadRecord]
 
 
-def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Lines]:
+def line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Lines]:
     """Blocks of the lines that start inside the piece, without those over the limit."""
     limit = reading.max_document_bytes
     for lines in _whole_lines(source, piece, limit):
@@ -144,11 +149,13 @@ def _line_blocks(source: Source, piece: Piece, reading: Reading) -> Iterator[_Li
 
 def _whole_lines(source: Source, piece: Piece, limit: int) -> Iterator[_Lines]:
     """Blocks of lines as they stand; one that does not fit memory is passed over here."""
-    stop = None if source.compression else piece.stop
-    step = _COMPRESSED_STEP if source.compression else None
+    streamed = bool(source.compression) or source.kind == "json"
+    stop = None if streamed else piece.stop
+    step = _COMPRESSED_STEP if streamed else None
     damage: Exception | None = None
     with open_plain(source) as opened:
         file: Any = opened.raw if source.compression and isinstance(opened, io.BufferedReader) else opened
+        file = Unfolded(file) if source.kind == "json" else file
         at = _first_line(file, piece.start)
         buffer, held = bytearray(BLOCK_BYTES), 0
         while stop is None or at < stop:
@@ -228,13 +235,13 @@ def _with_odd_lines(
     texts: list[str] = []
     places: list[int] = []
     bad = list(plain.bad)
-    block = bytes(lines.data)
+    block, text = bytes(lines.data), wanted(reading)
     for start in odd:
         line = block[start : (block.find(b"\n", start) + 1 or len(block) + 1) - 1]
         try:
-            texts.append(parse_line(line, reading.field))
+            texts.append(text.text(parse(line)))
             places.append(lines.start + start)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, NoText) as error:
             bad.append(_explain(source, lines.start + start, line, error))
     if not texts:
         return Documents(texts=plain.texts, places=plain.places, bad=bad)
@@ -249,11 +256,9 @@ def _explain(source: Source, place: int, line: bytes, error: Exception) -> BadRe
         line.decode()
     except UnicodeDecodeError as reason:
         return _not_utf8(source, place, reason)
-    if isinstance(error, KeyError):
-        return _bad(source, place, "missing_field", f"the record has no field {error}")
-    if isinstance(error, ValueError):
-        return _bad(source, place, "invalid_json", str(error))
-    return _bad(source, place, "not_text", "the field is not a string, or the record is no object")
+    if isinstance(error, NoText):
+        return _bad(source, place, error.reason, error.detail)
+    return _bad(source, place, "invalid_json", str(error))
 
 
 def _not_utf8(source: Source, place: int, error: UnicodeDecodeError) -> BadRecord:

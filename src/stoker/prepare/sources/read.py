@@ -5,14 +5,17 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from stoker.errors import ChangedError
 from stoker.prepare.sources.documents import BadRecord, Documents, Piece, Reading, Source
 from stoker.prepare.sources.jsonl import parse
 from stoker.prepare.sources.lines import BOM, decompression_errors, open_plain, read_jsonl, read_text_lines
+from stoker.prepare.sources.records import NoText, wanted
+from stoker.prepare.sources.separated import read_separated
 from stoker.prepare.sources.tables import read_dataset, read_table
+from stoker.prepare.sources.warc import read_warc
 from stoker.storage import open_store, split_url
 
 Reader = Callable[[Source, Piece, Reading], Iterator[Documents]]
@@ -20,8 +23,13 @@ Reader = Callable[[Source, Piece, Reading], Iterator[Documents]]
 
 def read_piece(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """The documents of one piece, block by block; what is no document is reported beside them."""
+    reading = own_reading(source, reading)
     readers: dict[str, Reader] = {
         "jsonl": read_jsonl,
+        "json": read_jsonl,
+        "csv": read_separated,
+        "tsv": read_separated,
+        "warc": read_warc,
         "text": read_text_lines if reading.lines else _read_whole,
         "parquet": read_table,
         "arrow": read_table,
@@ -32,6 +40,13 @@ def read_piece(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
     yield from readers[source.kind](source, piece, reading)
     if source.kind not in ("saved", "hub"):
         check_unchanged(source)
+
+
+def own_reading(source: Source, reading: Reading) -> Reading:
+    """How this source is read, which may have a field or template of its own."""
+    if source.template:
+        return replace(reading, template=source.template, chat="")
+    return replace(reading, field=source.field, template="", chat="") if source.field else reading
 
 
 def check_unchanged(source: Source) -> None:
@@ -129,7 +144,7 @@ class _Member:
 
 
 def _text_members(archive: tarfile.TarFile, reading: Reading, *, after: int) -> Iterator[_Member]:
-    suffixes = _text_suffixes(reading.field)
+    suffixes = _text_suffixes(reading)
     for place, member in enumerate(archive):
         folder, _, base = member.name.rpartition("/")
         stem, _, suffix = base.partition(".")
@@ -155,21 +170,21 @@ def _member_document(source: Source, member: _Member, reading: Reading) -> Docum
     return read(where, member.data, place=member.place, reading=reading)
 
 
-def _text_suffixes(field: str) -> tuple[str, ...]:
-    return ("txt", f"{field}.txt", field, "json")
+def _text_suffixes(reading: Reading) -> tuple[str, ...]:
+    if reading.template or reading.chat:
+        return ("json",)
+    return ("txt", f"{reading.field}.txt", reading.field, "json")
 
 
 def _json_document(where: str, data: bytes, *, place: int, reading: Reading) -> Documents:
     if len(data) > reading.max_document_bytes:
         return _too_long(where, reading)
     try:
-        text = parse(data.removeprefix(BOM))[reading.field]
+        text = wanted(reading).text(parse(data.removeprefix(BOM)))
+    except NoText as error:
+        return _only_bad(where, error.reason, error.detail)
     except ValueError as error:
         return _only_bad(where, "invalid_json", str(error))
-    except (KeyError, TypeError):
-        return _only_bad(where, "missing_field", f"it has no field {reading.field!r}")
-    if not isinstance(text, str):
-        return _only_bad(where, "not_text", f"{reading.field} is {type(text).__name__}, not a string")
     return Documents.of([text], [place])
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 from stoker.errors import BadInputError, StokerError, require
 from stoker.prepare.sources.documents import BLOCK_BYTES, BadRecord, Documents, Piece, Reading, Source
+from stoker.prepare.sources.records import NoText, Wanted, wanted
 from stoker.storage import named_errors, open_store, split_url
 
 _ROWS = 1024  # per block, fewer where rows are long
+_NAMES_SHOWN = 20
 
 
 def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
@@ -22,10 +24,10 @@ def read_table(source: Source, piece: Piece, reading: Reading) -> Iterator[Docum
     of them loses nothing of the others."""
     try:
         with opened(source.url, source.kind) as table:
-            for group in _groups(table, source.kind, piece, reading.field):
+            for group in _groups(table, source.kind, piece, wanted(reading)):
                 yield from _readable(source, reading, group, damage())
     except KeyError as error:
-        raise _no_column(source, reading, error) from error
+        raise _no_column(source, error) from error
     except damage() as error:
         raise_unreadable(source.url, error)
         bad = BadRecord(where=source.url, reason="truncated", detail=f"the file is damaged: {error}")
@@ -115,42 +117,46 @@ def opened(url: str, kind: str) -> Iterator[Any]:
         yield ipc.open_file(file) if magic == b"ARROW1" else ipc.open_stream(file)
 
 
-def _groups(table: Any, kind: str, piece: Piece, field: str) -> Iterator[_Group]:
+def _groups(table: Any, kind: str, piece: Piece, text: Wanted) -> Iterator[_Group]:
     """The row groups or record batches of a piece."""
     if kind == "parquet":
-        yield from _row_groups(table, piece, field)
+        yield from _row_groups(table, piece, text)
     elif hasattr(table, "num_record_batches"):
-        yield from _record_batches(table, piece, field)
+        yield from _record_batches(table, piece, text)
     else:
-        yield from _streamed(table, field)
+        yield from _streamed(table, text)
 
 
-def _row_groups(table: Any, piece: Piece, field: str) -> Iterator[_Group]:
-    if field not in table.schema_arrow.names:
-        raise KeyError(field)
+def _row_groups(table: Any, piece: Piece, text: Wanted) -> Iterator[_Group]:
+    columns = text.columns(table.schema_arrow.names)
     row = sum(table.metadata.row_group(number).num_rows for number in range(piece.start))
     for number in range(piece.start, min(piece.stop, table.num_row_groups)):
         group = table.metadata.row_group(number)
 
         def read(rows: int, number: int = number) -> Iterator[Any]:
-            batches = table.iter_batches(batch_size=rows, row_groups=[number], columns=[field])
-            return (batch.column(0) for batch in batches)
+            batches = table.iter_batches(batch_size=rows, row_groups=[number], columns=columns)
+            return (_one_column(batch, text) for batch in batches)
 
         block = rows_per_block(group.total_byte_size, group.num_rows)
         yield _Group(start=row, rows=group.num_rows, block=block, read=read)
         row += group.num_rows
 
 
-def _record_batches(table: Any, piece: Piece, field: str) -> Iterator[_Group]:
+def _one_column(rows: Any, text: Wanted) -> Any:
+    """The rows as one column: that of the text, or records of all that it is made of."""
+    return rows.column(0) if text.plain else rows.to_struct_array()
+
+
+def _record_batches(table: Any, piece: Piece, text: Wanted) -> Iterator[_Group]:
     """Where a damaged batch hides how many rows it had, those after it are numbered from where it began."""
-    if field not in table.schema.names:
-        raise KeyError(field)
+    columns = text.columns(table.schema.names)
     row = 0
     for number in range(min(piece.stop, table.num_record_batches)):
         batch = _batch_or_error(table, number)
         rows = 0 if isinstance(batch, Exception) else int(batch.num_rows)
         if number >= piece.start:
-            yield _Group(start=row, rows=rows, block=_ROWS, read=partial(_cut_or_raise, batch, field))
+            read = partial(_cut_or_raise, batch, columns, text)
+            yield _Group(start=row, rows=rows, block=_ROWS, read=read)
         row += rows
 
 
@@ -161,26 +167,25 @@ def _batch_or_error(table: Any, number: int) -> Any:
         return error
 
 
-def _cut_or_raise(batch: Any, field: str, rows: int) -> Iterator[Any]:
+def _cut_or_raise(batch: Any, columns: list[str], text: Wanted, rows: int) -> Iterator[Any]:
     if isinstance(batch, Exception):
         raise batch
-    return _cut_column(batch, field, rows)
+    return _cut_column(batch.select(columns), text, rows)
 
 
-def _streamed(table: Any, field: str) -> Iterator[_Group]:
+def _streamed(table: Any, text: Wanted) -> Iterator[_Group]:
     """A stream is read once, and what is damaged in it ends it."""
-    if field not in table.schema.names:
-        raise KeyError(field)
+    columns = text.columns(table.schema.names)
 
     def read(rows: int, batches: Iterator[Any] = iter(table)) -> Iterator[Any]:  # noqa: B008
-        return (column for batch in batches for column in _cut_column(batch, field, rows))
+        return (column for batch in batches for column in _cut_column(batch.select(columns), text, rows))
 
     yield _Group(start=0, rows=0, block=_ROWS, read=read)
 
 
-def _cut_column(batch: Any, field: str, most: int) -> Iterator[Any]:
+def _cut_column(batch: Any, text: Wanted, most: int) -> Iterator[Any]:
     """The text column of a batch, in blocks worth a round."""
-    column = batch.column(batch.schema.names.index(field))
+    column = _one_column(batch, text)
     rows = min(most, rows_per_block(column.nbytes, len(column)))
     return (column.slice(start, rows) for start in range(0, len(column), rows))
 
@@ -193,13 +198,25 @@ def _documents(source: Source, reading: Reading, column: Any, place: int) -> Doc
     texts: list[str] = []
     places: list[int] = []
     bad: list[BadRecord] = []
+    text = wanted(reading)
     for row, value in enumerate(_python_values(column), start=place):
+        if not text.plain or isinstance(value, bytes):  # a record, or a binary column
+            value = _text_or_why(text, value)
         if isinstance(value, str) and len(value) <= reading.max_document_bytes:
             texts.append(value)
             places.append(row)
         else:
             bad.append(_explain(source, reading, row, value))
     return Documents.of(texts, places, bad)
+
+
+def _text_or_why(text: Wanted, value: Any) -> Any:
+    try:
+        if isinstance(value, UnicodeDecodeError):
+            return value
+        return text.value(value) if text.plain else text.text(value)
+    except NoText as error:
+        return error
 
 
 def _python_values(column: Any) -> list[Any]:
@@ -220,6 +237,8 @@ def _value(cell: Any) -> Any:
 
 def _explain(source: Source, reading: Reading, row: int, value: Any) -> BadRecord:
     where = f"{source.url} row {row:,}"
+    if isinstance(value, NoText):
+        return BadRecord(where=where, reason=value.reason, detail=value.detail)
     if isinstance(value, UnicodeDecodeError):
         return BadRecord(where=where, reason="invalid_utf8", detail=str(value))
     if isinstance(value, str):
@@ -229,10 +248,12 @@ def _explain(source: Source, reading: Reading, row: int, value: Any) -> BadRecor
     return BadRecord(where=where, reason="missing_field" if value is None else "not_text", detail=detail)
 
 
-def _no_column(source: Source, reading: Reading, error: Exception) -> BadInputError:
+def _no_column(source: Source, error: KeyError) -> BadInputError:
+    name, there = error.args
+    some = ", ".join(there[:_NAMES_SHOWN]) + (", ..." if len(there) > _NAMES_SHOWN else "")
     return BadInputError(
-        f"{source.url} has no column {reading.field!r} ({error})",
-        hint="name the column that holds the text with --field",
+        f"{source.url} has no column {name!r}; it has {some or 'none'}",
+        hint="name the column that holds the text with --field, or several with --template",
     )
 
 
@@ -272,14 +293,16 @@ def hub_sources(name: str, split: str) -> list[Source]:
 
 def read_dataset(source: Source, piece: Piece, reading: Reading) -> Iterator[Documents]:
     """Rows `piece.start` to `piece.stop`, in the dataset's own order (its indices are honoured)."""
-    dataset = open_dataset(source)
-    if reading.field not in dataset.column_names:
-        raise _no_column(source, reading, KeyError(reading.field))
-    column = dataset.select_columns([reading.field]).with_format("arrow")
+    dataset, text = open_dataset(source), wanted(reading)
+    try:
+        columns = text.columns(dataset.column_names)
+    except KeyError as error:
+        raise _no_column(source, error) from error
+    column = dataset.select_columns(columns).with_format("arrow")
     arrow = require("pyarrow", extra="arrow")
     for start in range(piece.start, piece.stop, _ROWS):
         stop = min(start + _ROWS, piece.stop)
-        read = partial(_dataset_rows, column, start, stop)
+        read = partial(_dataset_rows, column, text, start, stop)
         group = _Group(start=start, rows=stop - start, block=_ROWS, read=read)
         yield from _readable(source, reading, group, (arrow.ArrowInvalid, OSError))
 
@@ -291,8 +314,8 @@ def open_dataset(source: Source) -> Any:
     return _load_hub(source.url.removeprefix("hf://"), source.part)
 
 
-def _dataset_rows(dataset: Any, start: int, stop: int, rows: int) -> Iterator[Any]:
-    return (dataset[at : min(at + rows, stop)].column(0) for at in range(start, stop, rows))
+def _dataset_rows(dataset: Any, text: Wanted, start: int, stop: int, rows: int) -> Iterator[Any]:
+    return (_one_column(dataset[at : min(at + rows, stop)], text) for at in range(start, stop, rows))
 
 
 def _load_hub(name: str, split: str) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=DefaultToRun)
 def command() -> None:
-    """Turn raw text or media into large, shuffled shards, text tokenised.
+    """Turn raw text or media into large, shuffled shards.
 
     \b
     stoker prepare data/ --tokenizer tokenizer.json --out corpus/

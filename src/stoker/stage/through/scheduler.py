@@ -136,8 +136,15 @@ class ReadThrough:
         self.stop()
         for crew in (self._first, self._rest, self._watch):
             crew.close()
-        for session in list(self._sessions.values()):
+        with self._changed:
+            mine = [session for session in self._sessions.values() if not session.is_ending]
+            for session in mine:
+                session.is_ending = True
+        for session in mine:
             self._end(session)
+        with self._changed:  # a reader may just be opening or ending one: its lease must not outlive us
+            while self._opening or self._sessions:
+                self._changed.wait()
 
     # --- those who wait -------------------------------------------------------------------------------
 
@@ -220,10 +227,10 @@ class ReadThrough:
         with self._changed:
             self._sessions[unit.key] = session
             self._backlog.add(unit)
-            session.is_ending = is_done = session.is_done
+            session.is_ending = is_over = session.is_done or self._closed
             self._rest.call()
             self._watch.call()
-        if is_done:
+        if is_over:
             self._end(session)
         return session
 

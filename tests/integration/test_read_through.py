@@ -29,7 +29,7 @@ from stoker.manifest import FileRecord, Manifest, ShardRecord, write_manifest
 from stoker.stage.disk.wants import wanted
 from stoker.stage.landing.maps import SLICE_BYTES
 from stoker.stage.tenure import Tenure
-from stoker.stage.through.scheduler import _URGENT, BEHIND
+from stoker.stage.through.scheduler import _URGENT, AHEAD, BEHIND
 from stoker.stage.through.session import _AT_ONCE
 from stoker.stage.wire.wire import Wire
 from stoker.storage import open_store
@@ -231,6 +231,36 @@ def test_what_another_waits_for_comes_before_the_rest(web: WebServer, corpus: Pa
         assert path.stat().st_blocks * 512 <= 4 * SLICE_BYTES, "nothing else was fetched"
 
 
+@pytest.mark.parametrize(("is_waited_for", "pieces"), [(False, AHEAD), (True, BEHIND)])
+def test_what_nobody_waits_for_comes_in_fewer_pieces_while_somebody_waits(
+    is_waited_for: bool, pieces: int, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (web.root / "ahead").exists():
+        write_tokens(web.root / "ahead", shards=2, tokens=40 << 20)
+    came, asked, go_on, fetch = threading.Semaphore(0), threading.Event(), threading.Event(), Wire.fetch
+
+    def held(self: Wire, file: Any, **more: Any) -> None:
+        """The edge of the machine: a store that answers nobody for a while."""
+        if file.name.endswith(".bin"):
+            asked.set() if self is cache._urgent else came.release()
+            go_on.wait(60)
+        fetch(self, file, **more)
+
+    with stoker.Cache(tmp_path / "c") as cache, ThreadPoolExecutor(1) as threads:
+        near = cache.at(f"{web.url}/ahead")
+        near.local_path("blocks.xxh3")
+        monkeypatch.setattr(Wire, "fetch", held)
+        if is_waited_for:
+            threads.submit(near.within, "s0.bin", 0, 1000)
+            assert asked.wait(60)
+        near.prefetch()
+        cache.through.go()
+        assert all(came.acquire(timeout=60) for _ in range(pieces))
+        assert not came.acquire(timeout=0.2), "there may be so many, and no more"
+        cache.stop()
+        go_on.set()
+
+
 def test_what_is_open_in_pieces_becomes_whole_when_all_of_it_is_asked_for(
     web: WebServer, corpus: Path, tmp_path: Path
 ) -> None:
@@ -317,7 +347,7 @@ def test_readers_of_three_processes_that_come_and_go_fetch_every_byte_once(
         assert left_over(tmp_path / "c", "wants") == []
     served = web.served_bytes("/epoch/s") - before
     # what was on its way to the cache that was closed comes once more
-    on_its_way = (_URGENT + BEHIND * _AT_ONCE) * SLICE_BYTES
+    on_its_way = (_URGENT + AHEAD * _AT_ONCE) * SLICE_BYTES
     assert total_bytes(corpus) - (1 << 20) <= served <= total_bytes(corpus) + on_its_way
 
 

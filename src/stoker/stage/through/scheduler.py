@@ -36,7 +36,7 @@ from stoker.storage import named_errors
 
 _URGENT = 24  # slices that are waited for, on their way at once: a chunk for every lane of a loader
 BEHIND = 2  # pieces of what is not: more of them would share a slow link with what is waited for
-AHEAD = 16  # while nobody waits: each pays for a first byte, and a fast store far away is made of those
+AHEAD = 8  # while nobody waits: each pays for a first byte, of which a fast store far away is made
 _MOST_OPEN = 256  # units; each is an open file and a lease
 _POLL_S = (0.005, 0.05)  # between looks at a unit that another brings
 _LOOK_S = 0.02  # between looks at what others want

@@ -134,6 +134,8 @@ def feed_remote() -> str:
     )
     rows = [f"| {size:,} MB, full shuffle, {rate}B/s a connection | {columns} |", "|---|---|---|---|---|---|"]
     for name in sorted(_keys("feed_remote", "loaders"), key=lambda name: not name.startswith("stoker")):
+        if not _fed(name, "epoch_warm_batches_s").count:  # it failed, or did not come to its end
+            continue
         label = {"stoker": "**stoker**", "stoker, staged first": "**stoker**, staged first"}.get(name, name)
         first, share = (
             _fed(name, "first_first_s").said(".1f", unit=" s"),
@@ -332,7 +334,7 @@ def plan_model() -> str:
 
 def checkpoint() -> str:
     """Ways to save, in seconds; memory as a share of the state."""
-    newest_medians = newest("checkpoint")["median"]
+    newest_medians = {name: facts for run in runs("checkpoint") for name, facts in run["median"].items()}
     size = newest_medians["stoker"]["state_bytes"] / 2**30
     columns = "stall | durable | lost meanwhile | memory | cold load"
     rows = [f"| {size:.2f} GiB, AdamW, 2 cores; seconds | {columns} |", "|---|---|---|---|---|---|"]

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
+
+import torch
 
 from stoker.checkpoint.agree import Rounds, agreed_plan
 from stoker.checkpoint.copies import Copies
@@ -35,7 +38,9 @@ class Planning:
         self._saves = 0  # by this plan
         self._first: dict[Path, int] = {}  # what is one by its values → its digest when that was first seen
         self._unsettled: list[Path] = []  # of these, what has not changed since
-        self._counts: list[int] = []  # of its changes, when it was compared last
+        self._counted: dict[
+            Path, tuple[weakref.ref[torch.Tensor], int]
+        ] = {}  # its changes, when last compared
         self.check_s = 0.0  # spent to compare what ranks hold alike
 
     def flattened(self, objects: Objects) -> tuple[Flat, Exception | None]:
@@ -49,10 +54,18 @@ class Planning:
         """Whether what is one by its values is to be compared again at this save."""
         if not self._unsettled:
             return False
-        return (self._saves + 1).bit_count() == 1 or self._counted(flat) != self._counts
+        if (self._saves + 1).bit_count() == 1:
+            return True
+        combed = set(self._plan.alike) if self._plan and not self._options.overlap else ()
+        return any(self._has_changed(path, flat, is_combed=path in combed) for path in self._unsettled)
 
-    def _counted(self, flat: Flat) -> list[int]:
-        return versions([local(flat.tensors[path]) for path in self._unsettled if path in flat.tensors])
+    def _has_changed(self, path: Path, flat: Flat, *, is_combed: bool) -> bool:
+        """Whether torch has counted a change since it was compared. What is another tensor each time, a copy
+        perhaps, may be anything, unless pieces of it are compared at every save (see `loose_digest`)."""
+        now, (before, count) = flat.tensors.get(path), self._counted[path]
+        if now is None or now is not before():
+            return not is_combed
+        return versions([local(now)]) != [count]
 
     def fitting(self, flat: Flat) -> Plan | None:
         """The last plan, if it still fits here: whether to go by it is for all ranks to say."""
@@ -78,7 +91,7 @@ class Planning:
             self.check_s += time.monotonic() - began
             self._first = {path: self._first.get(path, digest) for path, digest in made.compared.items()}
             self._unsettled = [path for path, digest in made.compared.items() if self._first[path] == digest]
-            self._counts = self._counted(flat)
+            self._counted = {path: _count(flat.tensors[path]) for path in self._unsettled}
             if made != self._plan:  # else it was shown once more to be right
                 self._plan, self._saves = made, 0
                 _warn_of_apart(made.apart if self._options.world.rank == 0 else ())
@@ -96,6 +109,10 @@ class Planning:
             values=encoded(flat.values),
             own=encoded(random_state()),
         )
+
+
+def _count(tensor: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], int]:
+    return weakref.ref(tensor), versions([local(tensor)])[0]
 
 
 def _warn_of_apart(apart: Sequence[str]) -> None:

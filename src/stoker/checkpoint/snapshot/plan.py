@@ -57,7 +57,7 @@ class Plan:
     loose: tuple[Path, ...] = ()  # held alike by others when it was made, and likely to change
     alike: tuple[Path, ...] = ()  # the same by all ranks, and likely to stay so
     apart: tuple[str, ...] = ()  # parameters and their state that ranks do not hold alike
-    generation: int = -1
+    generation: int = field(default=-1, compare=False)
     checked: bool = False  # the ranks have compared what they hold alike
     compared: Mapping[Path, int] = field(
         default_factory=dict, compare=False

@@ -12,7 +12,7 @@ and once: the disk's O_DIRECT ceiling for the same bytes, and resident memory ov
 480 MiB (`small`): the stall without overlap of a state that is copied in a tenth of a second.
 
     python benchmarks/checkpoint.py                        # about ten minutes
-    python benchmarks/checkpoint.py --rounds 1 --add       # one round more, to what is there
+    python benchmarks/checkpoint.py --rounds 1             # five: every run is kept, tables take the last
     python benchmarks/checkpoint.py --gigabytes 0.2 --rounds 1    # does it work?
 """
 
@@ -500,22 +500,23 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=3, help="saves measured in each process")
     parser.add_argument("--tensors", type=int, default=MANY_TENSORS, help="of the case with many")
     parser.add_argument("--small-gigabytes", type=float, default=SMALL_GIGABYTES, help="of the small case")
-    parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--add", action="store_true", help="add to the rounds that are there")
+    parser.add_argument(
+        "--ways", default=",".join(WAYS), help="of them these; '': many and small tensors only"
+    )
     parser.add_argument("--folder", default=None)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         return child(given)
-    runs: dict[str, list[dict]] = json.loads(given.out.read_text())["runs"] if given.add else {}
+    runs: dict[str, list[dict]] = {}
     for number in range(given.rounds):
         cases = [*(f"many {way}" for way in MANY), *(f"small {way}" for way in SMALL)]
-        for name in ["ceiling", *given.ways.split(","), *cases]:
+        for name in ["ceiling", *filter(None, given.ways.split(",")), *cases]:
             runs.setdefault(name, []).append(ask(name, given))
             print(number, name, {k: round(v, 3) for k, v in runs[name][-1].items()}, flush=True)
             write_report(runs, given.out)  # what is measured stays, whatever comes later
-    if "growth" not in runs:
+    if given.ways and "growth" not in runs:
         runs["growth"] = [ask("growth", given)]
     print(json.dumps(write_report(runs, given.out), indent=1))
     return None

@@ -219,7 +219,9 @@ def _error(said: str) -> str:
     return (lines or said.strip().splitlines() or ["no output"])[-1]
 
 
-def measure(turns: Turns, names: list[str], count: int, bucket: Path) -> dict[str, Any]:
+def measure(
+    turns: Turns, names: list[str], count: int, bucket: Path, *, keep_these: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     found: dict[str, Any] = {name: {"first": [], "epoch": []} for name in names}
     sizes = {one.name: sum(path.stat().st_size for path in one.iterdir()) for one in bucket.iterdir()}
     for turn in range(count):
@@ -229,7 +231,9 @@ def measure(turns: Turns, names: list[str], count: int, bucket: Path) -> dict[st
                 said["share"] = said.get("bytes", 0) / sizes[name.partition(",")[0]]
                 found[name][mode].append(said)
                 print(f"turn {turn}: {name}, {mode}: {json.dumps(said)}", flush=True)
-    return {name: {**one, "medians": _medians(one)} for name, one in found.items()}
+            loaders = {name: {**one, "medians": _medians(one)} for name, one in found.items() if one["epoch"]}
+            keep_these(loaders)  # what is measured stays, whatever comes later
+    return loaders
 
 
 def _medians(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
@@ -286,11 +290,14 @@ def main() -> None:
                 "python": platform.python_version(),
                 "versions": versions(turns, options.only.split(",")),
                 "failed": failed,
-                "loaders": measure(turns, names, options.turns, bucket),
             }
-    if not options.dry:
-        keep(HERE / "results" / "feed_remote.json", report)
-    print(json.dumps({name: one["medians"] for name, one in report["loaders"].items()}, indent=1))
+
+            def keep_these(loaders: dict[str, Any]) -> None:
+                if not options.dry:
+                    keep(HERE / "results" / "feed_remote.json", {**report, "loaders": loaders})
+
+            loaders = measure(turns, names, options.turns, bucket, keep_these=keep_these)
+    print(json.dumps({name: one["medians"] for name, one in loaders.items()}, indent=1))
 
 
 def versions(turns: Turns, names: list[str]) -> dict[str, str]:

@@ -54,13 +54,14 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         runs = measure(Path(scratch), options)
-    medians = {
+    print(json.dumps(medians(runs), indent=1))
+
+
+def medians(runs: dict[str, list[dict]]) -> dict[str, dict[str, float]]:
+    return {
         key: {what: statistics.median(run[what] for run in some) for what in ("wall_s", "cpu_s")}
         for key, some in runs.items()
     }
-    versions = {name: version(name) for name in CLIENTS}
-    keep(options.results, {"scale": options.scale, "versions": versions, "median": medians, "runs": runs})
-    print(json.dumps(medians, indent=1))
 
 
 def measure(scratch: Path, options: argparse.Namespace) -> dict[str, list[dict]]:
@@ -87,6 +88,8 @@ def measure(scratch: Path, options: argparse.Namespace) -> dict[str, list[dict]]
                     key = f"{LABELS[case]}, {delay} ms, {scheme}: {name}"
                     runs.setdefault(key, []).append(json.loads(done.stdout))
                     print(key, runs[key][-1], file=sys.stderr, flush=True)
+        report = {"scale": options.scale, "versions": {name: version(name) for name in CLIENTS}}
+        keep(options.results, {**report, "median": medians(runs), "runs": runs})
     return runs
 
 

@@ -11,6 +11,7 @@ history: their commit is the one they were committed with; of later ones it is t
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -70,6 +71,8 @@ class Spread:
     def of(cls, name: str, pick: Callable[[dict], float]) -> Spread:
         """Of the last runs that measured it: those of an older shape lack it."""
         found = [value for report in runs(name) if (value := _picked(pick, report)) is not None][-LAST:]
+        if not found:
+            return cls(median=math.nan, low=math.nan, high=math.nan, count=0)
         return cls(median=statistics.median(found), low=min(found), high=max(found), count=len(found))
 
     def said(self, form: str = ".2f", *, unit: str = "") -> str:

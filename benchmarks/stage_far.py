@@ -65,7 +65,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # gigabytes in memory are not to be left behind
     with tempfile.TemporaryDirectory(prefix="stoker-bench-", dir=options.memory) as scratch:
         report = measure(Path(scratch), options)
-    keep(options.results, report)
     print(json.dumps(report["times s5cmd"], indent=1))
 
 
@@ -86,6 +85,7 @@ def measure(scratch: Path, options: argparse.Namespace) -> dict:
                 for contender in (stoker, s5cmd)[:: 1 if number % 2 else -1]:
                     key = f"{contender.__name__} / {case} / {way} / {scheme}"
                     race(servers, contender, case, key, options, runs)
+        keep(options.results, report(runs, options))  # what is measured stays, whatever comes later
     return report(runs, options)
 
 

@@ -100,7 +100,7 @@ def stage_far() -> str:
     """Seconds of whole processes by the time to the first byte, and how often as fast as s5cmd that is."""
     if not runs("stage_far"):
         return _not_measured("stage_far")
-    keys = [key for key in newest("stage_far")["median"] if key.startswith("stoker / ")]
+    keys = [key for key in _keys("stage_far", "median") if key.startswith("stoker / ")]
     labels = newest("stage_far")["labels"]
     rows = ["| to memory, 2 cores | **stoker** | s5cmd | times as fast |", "|---|---|---|---|"]
     for key in keys:
@@ -111,6 +111,11 @@ def stage_far() -> str:
             f"{peer.said('.2f', unit=' s')} | {times.said('.2f')} |"
         )
     return "\n".join(rows) + "\n" + _over("stage_far")
+
+
+def _keys(name: str, part: str) -> list[str]:
+    """What the last runs measured, each perhaps some of it, in its order."""
+    return list(dict.fromkeys(key for run in reversed(runs(name)[-2 * LAST :]) for key in run[part]))
 
 
 def _far(key: str, pick: str) -> Spread:
@@ -127,7 +132,7 @@ def http_clients() -> str:
     """Seconds and CPU seconds of our own HTTP client beside those that others keep."""
     if not runs("http_clients"):
         return _not_measured("http_clients")
-    cases = newest("http_clients")["median"]
+    cases = _keys("http_clients", "median")
     rows = ["| to memory, 2 cores | wall | CPU |", "|---|---|---|"]
     for key in cases:
         wall, cpu = (
@@ -136,6 +141,33 @@ def http_clients() -> str:
         )
         rows.append(f"| {key} | {wall.said('.2f', unit=' s')} | {cpu.said('.2f', unit=' s')} |")
     return "\n".join(rows) + "\n" + _over("http_clients")
+
+
+def feed_remote() -> str:
+    """When training begins on a dataset in a slow store, and what an epoch of it fetches."""
+    if not runs("feed_remote"):
+        return _not_measured("feed_remote")
+    size, rate = newest("feed_remote")["megabytes"], newest("feed_remote")["rate"].upper()
+    columns = (
+        "first batch | after so much of the bytes | bytes of an epoch | epoch | batches/s once all is here"
+    )
+    rows = [f"| {size:,} MB, full shuffle, {rate}B/s a connection | {columns} |", "|---|---|---|---|---|---|"]
+    for name in sorted(_keys("feed_remote", "loaders"), key=lambda name: not name.startswith("stoker")):
+        if not _fed(name, "epoch_warm_batches_s").count:  # it failed, or did not come to its end
+            continue
+        label = {"stoker": "**stoker**", "stoker, staged first": "**stoker**, staged first"}.get(name, name)
+        first, share = (
+            _fed(name, "first_first_s").said(".1f", unit=" s"),
+            _fed(name, "first_share").said(".1%"),
+        )
+        whole, epoch = _fed(name, "epoch_share").said(), _fed(name, "epoch_epoch_s").said(".0f", unit=" s")
+        warm = _fed(name, "epoch_warm_batches_s").said(",.0f")
+        rows.append(f"| {label} | {first} | {share} | {whole}× | {epoch} | {warm} |")
+    return "\n".join(rows) + "\n" + _over("feed_remote")
+
+
+def _fed(name: str, figure: str) -> Spread:
+    return Spread.of("feed_remote", lambda run: run["loaders"][name]["medians"][figure])
 
 
 _STAGERS = {
@@ -321,18 +353,30 @@ def plan_model() -> str:
 
 def checkpoint() -> str:
     """Ways to save, in seconds; memory as a share of the state."""
-    newest_medians = newest("checkpoint")["median"]
+    newest_medians = {name: facts for run in runs("checkpoint") for name, facts in run["median"].items()}
     size = newest_medians["stoker"]["state_bytes"] / 2**30
     columns = "stall | durable | lost meanwhile | memory | cold load"
     rows = [f"| {size:.2f} GiB, AdamW, 2 cores; seconds | {columns} |", "|---|---|---|---|---|---|"]
-    ways = [name for name, facts in newest_medians.items() if "stall_s" in facts]
+    ways = [name for name, facts in newest_medians.items() if "durable_s" in facts]
     for name in sorted(ways, key=lambda name: not name.startswith("stoker")):
-        label = {"stoker": "**stoker**", "stoker overlap": "**stoker**, `overlap=True`"}.get(name, name)
+        if name.startswith("small "):
+            continue
+        label = _SAVERS.get(name, name)
         facts = [_saving(name, key).said() for key in ("stall_s", "durable_s", "lost_s", "memory", "load_s")]
         rows.append(f"| {label} | {' | '.join(facts[:3])} | {facts[3]} of the state | {facts[4]} |")
     disk = _saving("ceiling", "seconds").said()
     rows.append(f"| O_DIRECT writes of the same bytes, synced | | {disk} | | | |")
+    rows += ["", "| stall alone, seconds | 20,000 small tensors | 480 MiB |", "|---|---|---|"]
+    for name in ("stoker", "stoker overlap", "dcp.async_save thread", "dcp.async_save process"):
+        stalls = (
+            _saving(f"{case} {name}", "stall_s").said(".3f") if f"{case} {name}" in newest_medians else ""
+            for case in ("many", "small")
+        )
+        rows.append(f"| {_SAVERS.get(name, name)} | {' | '.join(stalls)} |")
     return "\n".join(rows) + "\n" + _over("checkpoint")
+
+
+_SAVERS = {"stoker": "**stoker**", "stoker overlap": "**stoker**, `overlap=True`"}
 
 
 def _suspended(run: dict, key: str) -> float:
@@ -464,6 +508,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "stage": stage,
     "stage_far": stage_far,
     "http_clients": http_clients,
+    "feed_remote": feed_remote,
     "load": load,
     "load_packings": load_packings,
     "load_any": load_any,

@@ -40,8 +40,16 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         chunks = iter(self._call("list", prefix, self._obstore.list, self._store, prefix=prefix or None))
+        first = None
         while chunk := self._call("list", prefix, next, chunks, None):
             for meta in chunk:
+                if meta["path"] == first:
+                    raise StorageError(
+                        f"the listing of {join_url(self.url, prefix)} begins again and again with {first}",
+                        hint="its server does not heed the continuation token: look for a newer one, or name "
+                        "the files one by one",
+                    )
+                first = first if first is not None else meta["path"]
                 yield Entry(path=meta["path"], bytes=meta["size"], version=_version(meta))
 
     def stat(self, path: str) -> Entry:
@@ -51,9 +59,15 @@ class ObjectStore:
     def open(self, path: str) -> BinaryIO:
         return io.BufferedReader(_RangeReader(self, self.stat(path)), buffer_size=_RANGE_BYTES)
 
-    def read(self, path: str) -> bytes:
-        """All of an object, by one request: to open it takes another, for its size."""
+    def read(self, path: str, *, most: int = 0) -> bytes:
+        """All of an object, by one request: to open it takes another, for its size. An error if it has more
+        than `most` bytes; 0: it may have any number."""
         answer = self._call("read", path, self._obstore.get, self._store, path)
+        if most and answer.meta["size"] > most:
+            raise StorageError(
+                f"{join_url(self.url, path)} is {answer.meta['size']:,} bytes, which nothing of its kind is",
+                hint="look at what lies there",
+            )
         return bytes(self._call("read", path, answer.bytes))
 
     def write(self, path: str, data: bytes | Path | BinaryIO) -> None:

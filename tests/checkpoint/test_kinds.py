@@ -56,6 +56,14 @@ def test_a_plain_value_comes_back_as_what_it_was(open_checkpointer, value: Any) 
     assert (back, type(back)) == (value, type(value))
 
 
+@pytest.mark.parametrize("kind", [dict, list], ids=["a dictionary", "a list"])
+def test_what_holds_itself_is_refused_by_name(open_checkpointer, kind: type) -> None:
+    endless: Any = kind()
+    endless.update(more=endless) if isinstance(endless, dict) else endless.append([endless])
+    with open_checkpointer() as checkpointer, pytest.raises(UsageError, match="state holds itself"):
+        checkpointer.save(1, state=endless)
+
+
 def test_a_schedule_with_milestones_goes_on_after_a_restore(open_checkpointer) -> None:
     def schedule() -> torch.optim.lr_scheduler.MultiStepLR:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)

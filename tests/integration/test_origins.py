@@ -111,14 +111,14 @@ def test_a_public_bucket_is_read_without_keys(bucket: Path, monkeypatch: pytest.
 
 
 @contextmanager
-def listing(*keys: tuple[str, int]) -> Iterator[str]:
+def listing(*keys: tuple[str, int], more: str = "<IsTruncated>false</IsTruncated>") -> Iterator[str]:
     """A store that holds these keys and sizes, as far as a listing shows; nothing else is there."""
     rows = "".join(
         f"<Contents><Key>{key}</Key><LastModified>2026-11-15T05:00:00.000Z</LastModified>"
         f'<ETag>"e"</ETag><Size>{size}</Size></Contents>'
         for key, size in keys
     )
-    body = f'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>'
+    body = f'<?xml version="1.0"?><ListBucketResult>{more}{rows}</ListBucketResult>'
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -158,6 +158,15 @@ def test_a_listing_of_a_terabyte_takes_little_memory(monkeypatch: pytest.MonkeyP
             tracemalloc.stop()
     assert sum(unit.bytes for unit in units) == objects * size > 10**12
     assert peak < objects * 3000  # of which the server's own page is a tenth
+
+
+def test_a_listing_that_begins_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not heed the token it was given."""
+    endless = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    with listing(("p/a", 5), ("p/b", 5), ("p/c", 5), more=endless) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(StorageError, match="begins again and again with a"):
+            resolve("s3://bucket/p")
 
 
 @pytest.mark.parametrize("key", ["p/a//b", "p/../x"])

@@ -243,6 +243,11 @@ def agreed_plan(
         alike=sorted(plain, key=path_name) if dealt.by_all else (),
         apart=[claims[at].box.name for at in dealt.apart if _should_agree(claims[at], objects)],
         checked=check,
+        compared={
+            claims[at].box.path: claims[at].digest
+            for at in dealt.alike
+            if check and len(claims[at].mesh) < rounds.world.size
+        },
     )
 
 

@@ -142,7 +142,7 @@ class Checkpointer:
         saver.collect_once()
         verdict = rounds.meet(
             standing_of_save(step, [*objects], self.options),
-            changed=plan is None or not plan.checked,
+            changed=plan is None or not plan.checked or self._planning.is_due_again(flat),
             busy=self.is_saving,
             loose=loose_digest(flat, plan, turn=rounds.number, waits=not self.options.overlap),
         )

@@ -177,22 +177,24 @@ class Saver:
         if before:
             before.join()  # it is durable, but may still be deleting older ones
         try:
-            done = self._run(save)
+            done, written = self._run(save)
         except BaseException as error:
             future.set_exception(error)
         else:
             future.set_result(done)
-            proven = self._noting_trouble(lambda: self._prove(save.number, done.name), damage="good")
+            proven = self._noting_trouble(lambda: self._prove(save.number, done.name, written), damage="good")
             if proven and self._tidies:
                 spare = {self.drain.holding} if self.drain else ()
                 self._noting_trouble(lambda: self._shelf.retain(spare=spare))
         self._forget_notes(save.number - 1)
 
-    def _run(self, save: Save) -> Finished:
+    def _run(self, save: Save) -> tuple[Finished, tuple[Part, bytes]]:
+        """How it ended, and what this rank has written of it."""
         saving, leads_here = self._begin(save)
         self._ours.add(saving.name)
         mine: BaseException | None = None
         part: Part | None = None
+        text = b""
         try:
             with span("checkpoint write", step=save.step, bytes=save.snapshot.bytes):
                 part = self._write(save, saving)
@@ -208,13 +210,15 @@ class Saver:
             if mine is not None:  # this rank knows better than what came back from rank 0
                 raise mine from None
             raise
-        return Finished(
+        assert part is not None  # or the save would have failed
+        done = Finished(
             name=saving.name,
             step=save.step,
             bytes=save.snapshot.bytes,
             durable_s=time.monotonic() - save.asked_at,
             warning=self._of_strangers() if self._world.rank == 0 else "",
         )
+        return done, (part, text)
 
     def _of_strangers(self) -> str:
         """What to say if another job puts checkpoints beside those of this one."""
@@ -338,9 +342,10 @@ class Saver:
             raise CheckpointError(f"rank {rank} brought no part{others}: {first.message}", hint=first.hint)
         return texts
 
-    def _prove(self, number: int, name: str) -> None:
+    def _prove(self, number: int, name: str, written: tuple[Part, bytes]) -> None:
         if self._shelf.deletes:
-            prove(self._tiers.root, name, number, self._board, self._world, timeout_s=self._options.timeout_s)
+            timeout_s, board, world = self._options.timeout_s, self._board, self._world
+            prove(self._tiers.root, name, number, board, world, written=written, timeout_s=timeout_s)
             self._shelf.proven.add(name)
 
     def _forget_notes(self, stop: int) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from forked import run_ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
@@ -255,6 +255,44 @@ def stages(folder: Path, world: World) -> Any:
     }
 
 
+def parted_stages(folder: Path, world: World) -> Any:
+    """Two stages of a pipeline, made with one seed and saved before they were trained: alike by chance. One
+    has a layer more; plain ones, and cut over a mesh that is each stage's own."""
+    warnings.simplefilter("ignore")
+    grid = init_device_mesh("cpu", (2, world.size // 2), mesh_dim_names=("stage", "data"))
+    stage = grid.get_local_rank("stage")
+    report = {}
+    for kind in ("plain", "cut", "frozen"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+        if stage:
+            model.append(torch.nn.Linear(4, 2))
+        if kind == "cut":
+            fully_shard(model, mesh=grid["data"])
+        seen = []
+        with Checkpointer(folder / kind, timeout_s=60, world=world, overlap=kind == "plain") as checkpointer:
+            for step in range(1, 5):
+                checkpointer.save(step, model=model)
+                checkpointer.wait()
+                mine = [whole(one).clone() for one in model.parameters()]
+                for one in model.parameters():
+                    local(one).zero_()
+                checkpointer.restore(model=model)
+                seen.append(all(map(torch.equal, map(whole, model.parameters()), mine)))
+                for one in model.parameters():  # training; the first step of one kind changes nothing
+                    local(one).add_(0.0 if kind == "frozen" and step < 2 else 1.0 + stage)
+        report[kind] = seen
+    return report
+
+
+def local(one: torch.Tensor) -> torch.Tensor:
+    return one.detach().to_local() if isinstance(one, DTensor) else one.detach()
+
+
+def whole(one: torch.Tensor) -> torch.Tensor:
+    return one.detach().full_tensor() if isinstance(one, DTensor) else one.detach()
+
+
 def fsdp1(folder: Path, world: World) -> Any:
     """In every mode: refused by name, before a byte is written."""
     said, files = [], []
@@ -309,7 +347,7 @@ def fsdp1_by_torch(folder: Path, world: World) -> Any:
 
 ALL = (steps_differ, objects_differ, options_differ, replicas_differ, partial_sums)
 ALL += (trained_apart, names_clash, state_fails, zero)
-ALL += (generators_part, buffers_part, parameters_part, stages, fsdp1, fsdp1_by_torch)
+ALL += (generators_part, buffers_part, parameters_part, stages, parted_stages, fsdp1, fsdp1_by_torch)
 SCENES = {one.__name__: one for one in ALL}
 
 
@@ -322,7 +360,7 @@ def main() -> None:
             report = SCENES[scene](folder, world)
             (folder / f"rank-{world.rank}.json").write_text(json.dumps(report))
 
-        codes = run_ranks(2, act, store=f"{folder}/store")
+        codes = run_ranks(4 if scene == "parted_stages" else 2, act, store=f"{folder}/store")
         ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
         print("SCENE", json.dumps({"scene": scene, "codes": codes, "ranks": ranks}), flush=True)
 

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 SCENES = ["steps_differ", "objects_differ", "options_differ", "replicas_differ", "partial_sums"]
 SCENES += ["generators_part", "buffers_part", "parameters_part", "stages", "fsdp1"]
-SCENES += ["fsdp1_by_torch", "trained_apart", "names_clash", "state_fails", "zero"]
+SCENES += ["parted_stages", "fsdp1_by_torch", "trained_apart", "names_clash", "state_fails", "zero"]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,12 @@ def test_parameters_that_differ_by_rank_are_warned_of_once(scenes: dict[str, Any
 def test_replicas_that_part_after_the_first_save_are_saved_apart(scenes: dict[str, Any]) -> None:
     own = {"1": True, "2": True, "3": True}
     assert scenes["trained_apart"] == [{"own": own, "said": 1}, {"own": own, "said": 0}]
+
+
+def test_stages_that_were_alike_at_the_first_save_and_parted_since_are_saved_apart(
+    scenes: dict[str, Any],
+) -> None:
+    assert scenes["parted_stages"] == [{kind: [True] * 4 for kind in ("plain", "cut", "frozen")}] * 4
 
 
 def test_a_name_of_a_tensor_here_and_of_something_else_there_is_refused(scenes: dict[str, Any]) -> None:

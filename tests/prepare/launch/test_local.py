@@ -122,6 +122,31 @@ def test_closing_twice_is_safe() -> None:
     pool.close()
 
 
+ENDED_WHILE_IMPORTED = """
+import os, signal
+
+class Callback:
+    def __del__(self):  # as the importer's own are called: what is raised here is printed
+        os.kill(os.getpid(), signal.SIGTERM)
+        [None for _ in range(1000)]
+
+callback = Callback()
+del callback
+"""
+
+
+def test_a_worker_that_is_ended_while_it_imports_prints_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ended_while_imported.py").write_text(ENDED_WHILE_IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = LocalPool(1, entry="stoker.prepare.tasks:run_task", preload=["ended_while_imported"])
+    (worker,) = pool._workers.values()
+    worker.join(30)
+    pool.close()
+    assert (worker.exitcode, capfd.readouterr().err) == (-signal.SIGTERM, "")
+
+
 ENDING = """
 import atexit, multiprocessing, os, signal
 from stoker.prepare.launch.local import _serve

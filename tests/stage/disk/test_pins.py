@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.errors import StorageError
+from stoker.errors import StorageError, UsageError
 from stoker.stage.disk import pins as module
 from stoker.stage.disk.pins import Pins, PinView
 from stoker.stage.leases.lease import Claim
@@ -46,6 +46,14 @@ def test_what_is_let_go_of_leaves_no_line_for_ever(pins: Pins, tmp_path: Path, m
         pins.drop(f"passing-{number}")
         assert sum(path.stat().st_size for path in tmp_path.iterdir() if path.is_file()) < 500
     assert pinned(tmp_path) == {"kept"}
+
+
+def test_nothing_is_pinned_for_a_closed_cache(pins: Pins, tmp_path: Path) -> None:
+    pins.add("one")
+    pins.close()
+    with pytest.raises(UsageError, match="closed"):  # by a reader that is late: nobody would let go of it
+        pins.add("two")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_was_taken_for_dead_pins_again(pins: Pins, tmp_path: Path, monkeypatch) -> None:

@@ -115,6 +115,17 @@ def test_a_server_that_answers_any_address_with_the_file_is_not_read_to_its_end(
         assert resolve(f"{server.url}/file").files[0].bytes == 999_999_999_999
 
 
+@pytest.mark.parametrize("length", ["Content-Length: 999999999999", "Connection: close"])
+def test_a_manifest_without_end_is_refused(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "MOST_MANIFEST_BYTES", 200_000)
+    endless = f"HTTP/1.1 200 OK\r\n{length}\r\n\r\n{{".encode() + b" " * 300_000
+    with (
+        answering(lambda path, times: (endless, False)) as server,
+        pytest.raises(StorageError, match=r"manifest.json is larger than 200,000 bytes"),
+    ):
+        resolve(f"{server.url}/corpus")
+
+
 def test_a_proxy_that_gives_less_than_was_asked_for_is_asked_for_the_rest() -> None:
     data, got = os.urandom(3 * SLICE_BYTES + 7), {}
 

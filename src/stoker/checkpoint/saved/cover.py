@@ -15,10 +15,14 @@ def check_parts(parts: Sequence[Part], *, save: str) -> None:
     strangers = [part.rank for rank, part in enumerate(parts) if part.save != save or part.rank != rank]
     if strangers:
         raise BadCheckpointError(f"parts of ranks {strangers} belong to another save", hint=SKIPPED)
-    boxes: dict[str, list[Box]] = {}
+    first: dict[str, Box] = {}
+    more: dict[str, list[Box]] = {}  # most tensors are of one piece: no list for each of those
     for box in (piece.box for part in parts for piece in part.pieces):
-        boxes.setdefault(box.name, []).append(box)
-    faults = [fault for some in boxes.values() if (fault := cover_fault(some))]
+        name = box.name
+        if first.setdefault(name, box) is not box:
+            more.setdefault(name, [first[name]]).append(box)
+    pieces = (more.get(name) or [box] for name, box in first.items())
+    faults = [fault for some in pieces if (fault := cover_fault(some))]
     if faults:
         raise BadCheckpointError(
             f"{faults[0]} ({len(faults)} such tensors)",

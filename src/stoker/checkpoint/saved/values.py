@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,24 @@ def encode(value: Any, *, name: str) -> Any:  # anything in a state_dict; what J
 
 def encoded(values: Mapping[Any, Any]) -> tuple[tuple[Any, Any], ...]:
     """Values by path, in their JSON form."""
-    return tuple((path, encode(value, name=".".join(map(str, path)))) for path, value in values.items())
+    found = []
+    for path, value in values.items():
+        name = ".".join(map(str, path))
+        with unnested(name):
+            found.append((path, encode(value, name=name)))
+    return tuple(found)
+
+
+@contextmanager
+def unnested(name: str) -> Iterator[None]:
+    """Say by its name what is nested without end."""
+    try:
+        yield
+    except RecursionError:
+        raise UsageError(
+            f"{name} holds itself, or is nested hundreds of levels deep, which a checkpoint cannot hold",
+            hint="save what it is made of by names of its own",
+        ) from None
 
 
 def decode(plain: Any) -> Any:

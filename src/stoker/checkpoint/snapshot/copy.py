@@ -60,7 +60,7 @@ class Snapshot:
         self._groups, split = plan.groups(self._group_bytes())
         for at in split:
             self._tensors[at] = self._tensors[at].contiguous()
-        self._versions = _versions(self._tensors[plan.hasty :])
+        self._versions = versions(self._tensors[plan.hasty :])
         self._hasty_groups = sum(1 for group in self._groups if group[0].at < plan.hasty_bytes)
         self._changed = threading.Condition()
         self._copied = 0  # groups whose copy was asked for
@@ -145,9 +145,9 @@ class Snapshot:
     def _check_versions(self) -> None:
         """Once, before the optimizer changes anything: was something else faster than the copy?"""
         with self._changed:
-            versions, self._versions = self._versions, []
-            now = _versions(self._tensors[self._plan.hasty :]) if versions else []
-            changed = [at for at, (a, b) in enumerate(zip(now, versions, strict=False)) if a != b]
+            before, self._versions = self._versions, []
+            now = versions(self._tensors[self._plan.hasty :]) if before else []
+            changed = [at for at, (a, b) in enumerate(zip(now, before, strict=False)) if a != b]
         if changed:
             self._mixed(f"{counted(len(changed), 'tensor')} changed", changed[0])
 
@@ -311,7 +311,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How often each was changed; that of tensors made in inference mode is not counted."""
     try:
         return [tensor._version for tensor in tensors]

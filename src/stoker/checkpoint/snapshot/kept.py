@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import is_
+from operator import attrgetter, eq, is_
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,12 @@ from stoker.checkpoint.snapshot.plan import Plan, is_put_off
 from stoker.checkpoint.snapshot.state import DTensor, Flat, Objects, add, bare, flatten
 
 _SCALARS = (type(None), bool, int, float, str)
+_LOOKS: tuple[tuple[Callable[[torch.Tensor], Any], Callable[[Any, Any], bool]], ...] = (
+    (torch.Tensor.data_ptr, eq),
+    (attrgetter("dtype"), is_),
+    (attrgetter("shape"), eq),
+    (torch.Tensor.stride, eq),
+)  # what `_mark` is made of, and how it is compared
 
 
 class Kept:
@@ -108,16 +114,16 @@ class _Memory:
     """Where tensors lie: `.data` and `set_` put other memory under the same tensor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._plain = [(one, *_mark(one)) for one in tensors if not isinstance(one, DTensor)]
+        self._plain = [one for one in tensors if not isinstance(one, DTensor)]
+        self._marks = [[look(one) for one in self._plain] for look, _ in _LOOKS]
         cut = [one for one in tensors if isinstance(one, DTensor)]
         self._cut = [(one, one._spec, *_mark(one._local_tensor)) for one in cut]
 
     def is_same(self) -> bool:
-        # one by one: lists of what is only compared would keep the garbage collector busy
-        return all(
-            one.data_ptr() == at and one.dtype is dtype and one.shape == shape and one.stride() == stride
-            for one, at, dtype, shape, stride in self._plain
-        ) and all(
+        # One by one: lists of what is only compared would keep the garbage collector busy. One thing of all
+        # after the other: 20,000 tensors take 6 ms so, and 15 ms if all is asked of each.
+        looks = zip(_LOOKS, self._marks, strict=True)
+        return all(all(map(same, map(look, self._plain), marks)) for (look, same), marks in looks) and all(
             one._spec == spec and _mark(one._local_tensor) == (at, dtype, shape, stride)
             for one, spec, at, dtype, shape, stride in self._cut
         )

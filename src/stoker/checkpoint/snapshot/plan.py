@@ -57,8 +57,11 @@ class Plan:
     loose: tuple[Path, ...] = ()  # held alike by others when it was made, and likely to change
     alike: tuple[Path, ...] = ()  # the same by all ranks, and likely to stay so
     apart: tuple[str, ...] = ()  # parameters and their state that ranks do not hold alike
-    generation: int = -1
+    generation: int = field(default=-1, compare=False)
     checked: bool = False  # the ranks have compared what they hold alike
+    compared: Mapping[Path, int] = field(
+        default_factory=dict, compare=False
+    )  # what is one only by its values
     _groups: dict[int, tuple[list[list[Move]], set[int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -190,6 +193,7 @@ def make_plan(
     alike: Sequence[Path] = (),
     apart: Sequence[str] = (),
     checked: bool = False,
+    compared: Mapping[Path, int] | None = None,
 ) -> Plan:
     """Lay this rank's boxes out: what may change soon comes first, so that it is copied first."""
     mine = [(slab(claims[one.claim], one), one) for one in deals if one.rows]
@@ -220,6 +224,7 @@ def make_plan(
         alike=tuple(alike),
         apart=tuple(apart),
         checked=checked,
+        compared=compared or {},
     )
 
 

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stoker.checkpoint.saved.apart import MARK
 from stoker.checkpoint.saved.layout import Path, path_name
-from stoker.checkpoint.saved.values import is_kept_mapping
+from stoker.checkpoint.saved.values import is_kept_mapping, unnested
 from stoker.errors import UsageError
 
 try:
@@ -114,7 +114,8 @@ def flatten(objects: Objects, *, only: Collection[str] | None = None) -> Flat:
     has_optimizer = any(isinstance(thing, torch.optim.Optimizer) for thing in mine.values())
     names = parameter_names(objects) if has_optimizer else {}
     for name, thing in mine.items():
-        add(flat, (name,), state_of(thing, names))
+        with unnested(name):
+            add(flat, (name,), state_of(thing, names))
     return flat
 
 

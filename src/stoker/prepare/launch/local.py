@@ -139,12 +139,14 @@ def _held_back_ctrl_c() -> Iterator[None]:
 def _serve(connection: Connection, entry_name: str, preload: tuple[str, ...]) -> None:
     """The worker's life: a task at a time until the driver closes the pipe or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    signal.signal(signal.SIGTERM, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CTRL_C)
     entry = load_entry(entry_name)
     for package in preload:  # slow imports, made while the driver still plans
         with suppress(ImportError):
             import_module(package)
+    # not before: there is nothing to clean up yet, and what a handler raises while something is imported may
+    # come up in a callback of the importer's, where Python prints a traceback and goes on
+    signal.signal(signal.SIGTERM, _leave)
     with suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             folder, plan, stage, number = connection.recv()

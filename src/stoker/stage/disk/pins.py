@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.errors import StorageError
+from stoker.errors import StorageError, UsageError
 from stoker.stage.disk.grounds import read_book
 from stoker.stage.leases.lease import Claim, Lease
 from stoker.stage.leases.owner import Owner
@@ -35,10 +35,13 @@ class Pins:
         self._lease: Lease | None = None
         self._path = folder
         self._said_bytes = self._most_bytes = 0
+        self._closed = False
 
     def add(self, key: str) -> None:
         """Pin a unit (again): on the disk before this returns, so that no evictor overlooks it."""
         with self._lock:
+            if self._closed:  # nobody would ever let go of it
+                raise UsageError("the cache is closed", hint="make another")
             self._counts[key] = self._counts.get(key, 0) + 1
             if self._counts[key] > 1:
                 return
@@ -61,6 +64,7 @@ class Pins:
     def close(self) -> None:
         """Let go of everything; safe twice."""
         with self._lock:
+            self._closed = True
             self._counts.clear()
             lease, self._lease = self._lease, None
             _withdraw(self._path, lease)

@@ -36,6 +36,7 @@ from stoker.storage import (
 )
 from stoker.urls import check_web
 
+MOST_MANIFEST_BYTES = 1 << 30  # of some seven million shards; a server may send without end
 _MANIFEST = "manifest.json"  # stoker.manifest.NAME; that module brings numpy, and most URLs need neither
 _TRIES = 4  # over some three seconds: a listing that fails is soon told, a download is patient
 _LONGEST_NAME = 255  # bytes, on every filesystem we know
@@ -169,7 +170,7 @@ def _read_manifest(store: Store) -> bytes:
         return b""
     try:
         if isinstance(store, ObjectStore):
-            return store.read(_MANIFEST)
+            return store.read(_MANIFEST, most=MOST_MANIFEST_BYTES)
         with store.open(_MANIFEST) as file:
             return file.read()
     except StorageError as error:
@@ -231,7 +232,7 @@ def _get_manifest(client: Client, url: str) -> bytes:
     def read(answer: Answer, exchange: Exchange) -> bytes:
         if is_busy(answer):  # else a page with a list of the dataset's files would be staged in its place
             refuse(answer, exchange.text(), url=url)
-        return exchange.body(begins_with=b"{") if answer.status == 200 else b""
+        return exchange.body(begins_with=b"{", most=MOST_MANIFEST_BYTES) if answer.status == 200 else b""
 
     return _ask(client, url, read)
 

@@ -35,7 +35,8 @@ from stoker.stage.wire.wire import Wire
 from stoker.storage import named_errors
 
 _URGENT = 24  # slices that are waited for, on their way at once: a chunk for every lane of a loader
-BEHIND = 2  # pieces of what is not: more of them would share a slow link with what is waited for next
+BEHIND = 2  # pieces of what is not: more of them would share a slow link with what is waited for
+AHEAD = 8  # while nobody waits: each pays for a first byte, of which a fast store far away is made
 _MOST_OPEN = 256  # units; each is an open file and a lease
 _POLL_S = (0.005, 0.05)  # between looks at a unit that another brings
 _LOOK_S = 0.02  # between looks at what others want
@@ -59,8 +60,9 @@ class ReadThrough:
         self._changed = changed = threading.Condition()
         self._first = Crew("stoker-urgent", self._take_urgent, most=_URGENT, changed=changed)
         self._rest = Crew(
-            "stoker-prefetch", self._take_rest, most=BEHIND, changed=changed, look_s=_QUIET_S / 2
+            "stoker-prefetch", self._take_rest, most=AHEAD, changed=changed, look_s=_QUIET_S / 2
         )
+        self._behind = 0  # pieces that nobody waits for, on their way
         self._watch = Crew("stoker-wants", self._take_look, most=1, changed=changed)
         self._waiting = 0  # readers
         self._began_at = self._read_at = math.inf
@@ -136,8 +138,15 @@ class ReadThrough:
         self.stop()
         for crew in (self._first, self._rest, self._watch):
             crew.close()
-        for session in list(self._sessions.values()):
+        with self._changed:
+            mine = [session for session in self._sessions.values() if not session.is_ending]
+            for session in mine:
+                session.is_ending = True
+        for session in mine:
             self._end(session)
+        with self._changed:  # a reader may just be opening or ending one: its lease must not outlive us
+            while self._opening or self._sessions:
+                self._changed.wait()
 
     # --- those who wait -------------------------------------------------------------------------------
 
@@ -153,6 +162,8 @@ class ReadThrough:
             with self._changed:
                 self._waiting -= 1
                 self._read_at = time.monotonic()
+                if not self._waiting:
+                    self._rest.call()
 
     def _landed(self, session: Session, slices: range, gives_up: GivesUp) -> bool:
         """Wait for slices of a unit that we bring; False if that ended otherwise: look again."""
@@ -220,10 +231,10 @@ class ReadThrough:
         with self._changed:
             self._sessions[unit.key] = session
             self._backlog.add(unit)
-            session.is_ending = is_done = session.is_done
+            session.is_ending = is_over = session.is_done or self._closed
             self._rest.call()
             self._watch.call()
-        if is_done:
+        if is_over:
             self._end(session)
         return session
 
@@ -267,11 +278,16 @@ class ReadThrough:
         is_quiet = not self._waiting and now - self._read_at > _QUIET_S
         if not is_quiet and now < self._began_at:
             return None
+        if self._behind >= (BEHIND if self._waiting else AHEAD):
+            return None
         may_open = len(self._sessions) < _MOST_OPEN // 2
         found = self._backlog.next(self._sessions, now, may_open=may_open)
         if isinstance(found, Opening):
             return partial(self._open_rest, found)
-        return partial(self._carry_out, found, self._fetcher.wire) if found else None
+        if found is None:
+            return None
+        self._behind += 1
+        return partial(self._carry_out_behind, found)
 
     def _take_look(self) -> Work | None:
         return self._look if self._sessions else None
@@ -288,6 +304,13 @@ class ReadThrough:
             self._changed.notify_all()
         if is_done:
             self._end(session)
+
+    def _carry_out_behind(self, job: Job) -> None:
+        try:
+            self._carry_out(job, self._fetcher.wire)
+        finally:
+            with self._changed:
+                self._behind -= 1
 
     def _open_rest(self, opening: Opening) -> None:
         key = opening.unit.key

@@ -174,13 +174,19 @@ class Exchange:
         """What a refusal says."""
         return self.head().decode("utf-8", "replace")
 
-    def body(self, *, begins_with: bytes) -> bytes:
-        """All of it, if it begins so after white space; else nothing: it may be as large as a shard."""
+    def body(self, *, begins_with: bytes, most: int) -> bytes:
+        """All of it, if it begins so after white space; else nothing: it may be as large as a shard. An error
+        if it is larger than `most`, or has no end."""
         data, view = bytearray(), memoryview(bytearray(64 << 10))
         while count := self._connection.read_into(view):
             if not data and not bytes(view[:count]).lstrip().startswith(begins_with):
                 return b""
             data += view[:count]
+            if len(data) > most:
+                raise StorageError(
+                    f"{self.address.url.partition('?')[0]} is larger than {most:,} bytes, or has no end",
+                    hint="look at what the server sends there",
+                )
         return bytes(data)
 
     def interrupt(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,6 +264,8 @@ def export(store: Path | None, form: str, out: Path) -> None:
 
 
 def _write_wandb(entries: Any, folder: Path) -> object:
+    # Read at its import: it would send reports of its errors, and looks their host up also without any.
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
     require("wandb", extra="wandb")
     from stoker.history.export.wandb import write_wandb
 

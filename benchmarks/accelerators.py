@@ -1,12 +1,12 @@
-"""Question: does `stoker bench accelerators` say what MLPerf Storage's own dlio_benchmark says of one workload?
+"""Question: does `stoker bench accelerators` say what MLPerf Storage's dlio_benchmark says of one workload?
 
-Method: dlio_benchmark writes its files (npz, one sample each); it trains on them (PyTorch's reader, one emulated
-card) and we emulate one card of the same sample size, batch, compute time and number of readers on files of our
-own on the same disk. In turn, page cache dropped before each; accelerator utilisation of both.
+Method: dlio_benchmark writes its files (npz, one sample each) and trains on them (PyTorch's reader, one
+emulated card); we emulate one card of the same sample size, batch, compute time and number of readers on
+files of our own on the same disk. In turn, page cache dropped before each; the utilisation of both.
 
-dlio_benchmark wants tensorflow and DALI, whose readers are not used here: `--dlio PYTHON` names an environment in
-which it can be imported (stand-ins for those imports will do; MPI: pip install mpich), `--dlio-path` what that
-needs on PYTHONPATH.
+dlio_benchmark wants tensorflow and DALI, whose readers are not used here: `--dlio PYTHON` names an environment
+in which it can be imported (stand-ins for those imports will do; MPI: pip install mpich), `--dlio-path` what
+that needs on PYTHONPATH.
 
     python benchmarks/accelerators.py --dlio PYTHON [--dlio-path DIR] [--turns 3] [FOLDER]
 """

@@ -1,4 +1,4 @@
-"""The page of a benchmark: what was seen beside a figure is on it, in columns that are no two-column table's."""
+"""The page of a benchmark: what was seen beside a figure is on it, in columns of its own."""
 
 from __future__ import annotations
 

@@ -163,9 +163,9 @@ def _bench(
         verb="loader",
         of=f"{name_of(command)}{ranks}, its own DataLoader",
         figures=[figure for one in done for figure in _figures(one, feeding, step_s)],
-        advice=_advice(done, given, step_s),
+        advice=_advice(done, given, step_s) + _remarks(feeding, done),
         passed=not step_s or given.batch_s <= step_s,
-        notes=failed + _notes(feeding, done),
+        notes=failed,
     )
 
 
@@ -211,7 +211,7 @@ def _advice(done: list[Alone], given: Alone, step_s: float) -> list[str]:
     ]
 
 
-def _notes(feeding: Feeding, done: list[Alone]) -> list[str]:
+def _remarks(feeding: Feeding, done: list[Alone]) -> list[str]:
     said = []
     if feeding.iterable:
         said.append("an IterableDataset: with other workers its samples may come twice; rates are of batches")

@@ -166,10 +166,9 @@ def report(name: str, windows: dict[int, list[Ran]], *, threads: str) -> Bench:
     lost = 1 - figures[-1].value
     return Bench(
         verb="scaling",
-        of=f"{name} on 1 to {most} ranks of this node",
+        of=f"{name} on 1 to {most} ranks of this node, its batch and OMP_NUM_THREADS={threads} on each",
         figures=figures,
         advice=[_advice(most, lost, windows)],
-        notes=[f"every rank had OMP_NUM_THREADS={threads}", "each rank kept its batch (weak scaling)"],
     )
 
 

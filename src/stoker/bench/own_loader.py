@@ -85,8 +85,9 @@ def bench_own_loader(
 
 
 def worker_counts(given: int, *, cores: int) -> list[int]:
-    """None, those of the program, and more: up to the cores, or twice as many as given."""
-    return sorted({0, given, max(cores, 2 * given)})
+    """None, those of the program, and more: the cores, or twice as many as given. Two at least: workers that
+    wait for a store need no core."""
+    return sorted({0, given, max(cores, 2 * given, 2)})
 
 
 def read_feeding(recording: Recording) -> Feeding:

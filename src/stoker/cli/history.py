@@ -256,20 +256,20 @@ def export(store: Path | None, form: str, out: Path) -> None:
         "json": write_feed,
         "tensorboard": write_tensorboard,
         "mlflow": write_mlflow,
-        "wandb": _write_wandb,
         "sqlite": lambda entries, path: write_single(path, entries),
     }
-    write[form](_entries(store), out)
+    writer = _wandb_writer() if form == "wandb" else write[form]
+    writer(_entries(store), out)
     click.echo(out)
 
 
-def _write_wandb(entries: Any, folder: Path) -> object:
+def _wandb_writer() -> Callable[[Any, Path], object]:
     # Read at its import: it would send reports of its errors, and looks their host up also without any.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     require("wandb", extra="wandb")
     from stoker.history.export.wandb import write_wandb
 
-    return write_wandb(entries, folder)
+    return write_wandb
 
 
 # --- what they share ------------------------------------------------------------------------------

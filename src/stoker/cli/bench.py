@@ -189,7 +189,7 @@ def loader(
     from stoker.bench.loader import bench_loader
     from stoker.manifest import read_manifest
 
-    dataset = existing.convert(what[0], None, None)
+    dataset = existing(what[0])
     is_tokens = read_manifest(dataset).format == "megatron"
     options = {"batch_size": batch_size or 8, **({"seq_len": seq_len or 2048} if is_tokens else {})}
     ways = ("thread", "inline") if workers == "all" else (workers,)

@@ -88,7 +88,7 @@ def test_a_job_that_gets_slower_with_every_rank_is_half_as_efficient_on_two(tmp_
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     words = ["bench", "scaling", "--json", "--no-history", "--seconds", "1", "--"]
     done = run_stoker(
-        *words, torchrun, "--nproc-per-node=2", "--master-port=0", "train.py", cwd=tmp_path, timeout=200
+        *words, torchrun, "--standalone", "--nproc-per-node=2", "train.py", cwd=tmp_path, timeout=200
     )
     assert done.rc == 0, done.stderr
     found = {one["name"]: one for one in json.loads(done.stdout)["figures"]}

@@ -71,6 +71,60 @@ def bench_path() -> str:
     return "\n".join(rows) + "\n" + _over("bench_path")
 
 
+def tune() -> str:
+    """Each job's newest run: what was claimed, and what a rerun with the diff gave."""
+    found = {job["job"]: job for report in runs("tune") for job in report["jobs"]}
+    if not found:
+        return "Not measured yet: `python benchmarks/tune.py`.\n"
+    rows = [
+        "| job | claimed, 95% interval | a rerun gave | set | trials | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, job in sorted(found.items()):
+        knobs = ", ".join(f"`{knob}={value}`" for knob, value in job["knobs"].items())
+        claimed = f"{job['claimed']:.2f}× ({job['low']:.2f}–{job['high']:.2f})" if knobs else "nothing better"
+        gave = f"{job['real']:.2f}×" if knobs else "–"
+        rows.append(
+            f"| {name} | {claimed} | {gave} | {knobs or '–'} | {job['trials']} | {job['seconds']:.0f} |"
+        )
+    return "\n".join(rows) + "\n\nThe newest run of each job in `benchmarks/results/tune.json`.\n"
+
+
+def history_check() -> str:
+    """Alarms and finds, beside Otava's where it was there."""
+    if not runs("history_check"):
+        return "Not measured yet: `python benchmarks/history_check.py`.\n"
+    report = newest("history_check")
+    judges = list(report["found_percent"])
+    rows = [
+        f"| percent of {report['series']:,} series | {' | '.join(judges)} |",
+        "|---" * (1 + len(judges)) + "|",
+    ]
+    for family in report["false_alarms_percent"][judges[0]]:
+        alarms = [report["false_alarms_percent"][one][family]["in one check"] for one in judges]
+        rows.append(f"| false alarms, {family} | {' | '.join(f'{one:.1f}' for one in alarms)} |")
+    for case in report["found_percent"][judges[0]]:
+        finds = [report["found_percent"][one][case] for one in judges]
+        rows.append(
+            f"| 5% in 2% noise found within six, {case} | {' | '.join(f'{one:.1f}' for one in finds)} |"
+        )
+    return "\n".join(rows) + "\n\nThe newest run in `benchmarks/results/history_check.json`.\n"
+
+
+def accelerators() -> str:
+    """Utilisation of one card, beside dlio_benchmark's."""
+    if not runs("accelerators"):
+        return "Not measured yet: `python benchmarks/accelerators.py`.\n"
+    rows = ["| a step of | dlio_benchmark | stoker |", "|---|---|---|"]
+    for name, one in newest("accelerators")["utilisation"].items():
+        said = [f"{100 * statistics.median(one[who]):.0f}%" for who in ("dlio", "stoker")]
+        rows.append(f"| {1000 * one['step_s']:.0f} ms, {name} | {' | '.join(said)} |")
+    return (
+        "\n".join(rows)
+        + "\n\nMedians of turns of the newest run in `benchmarks/results/accelerators.json`.\n"
+    )
+
+
 def _over(name: str) -> str:
     """Which runs the figures of a table are of."""
     kept = len(runs(name))
@@ -504,6 +558,9 @@ def summary() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "bench_path": bench_path,
     "prepare_media": prepare_media,
+    "accelerators": accelerators,
+    "tune": tune,
+    "history_check": history_check,
     "prepare": prepare,
     "stage": stage,
     "stage_far": stage_far,

@@ -78,6 +78,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
         job, before = Path(place, f"{name}.py"), Path(place, f"{name}_before.py")
         for copy in (job, before):
             shutil.copy(JOBS / f"{name}.py", copy)
+        load = os.getloadavg()[0]
         found = tuned(job, args.minutes)
         claimed = found["gain"]["times"] if found["better"] else 1.0
         real = 1.0
@@ -100,6 +101,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
             "trials": len(found["trials"]),
             "seconds": round(found["seconds"], 1),
             "failed": [one["note"] for one in found["tried"] if one["note"]],
+            "load_before": round(load, 1),  # of others, on these cores
             "passed": abs(claimed / real - 1) <= 0.1 and found["better"] is (name not in NOTHING),
         }
 

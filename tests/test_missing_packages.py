@@ -47,6 +47,7 @@ COMMANDS = {
     "yaml, plan": ("yaml", ["plan", "job.yaml"], "pyyaml"),
     "yaml, deploy": ("yaml", ["deploy", "slurm", "job.yaml", "--out", "out"], "pyyaml"),
     "cuda": ("cuda", ["checkpoint", "suspend", "1"], "cuda-bindings"),
+    "wandb": ("wandb", ["history", "export", "wandb", "out"], "wandb"),
     "torch, import": ("torch", ["checkpoint", "import", "a.txt", "--out", "run"], "torch"),
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,38 @@ from stoker.history.export.mlflow import write_mlflow
 from stoker.history.export.tensorboard import write_tensorboard
 from stoker.history.results import read_results, unit_of
 from stoker.history.series import all_series
-from stoker.history.store import read_store
+from stoker.history.store import read_store, write_entries
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+
+EXPORT_WATCHED = """
+import sys
+def heard(event, args):
+    if event == "socket.getaddrinfo" and args[0] not in (None, "localhost", "127.0.0.1"):
+        print("NETWORK", args, file=sys.stderr)
+sys.addaudithook(heard)
+from stoker.cli import main
+main()
+"""
+
+# The records of wandb's files: a LevelDB log (7 bytes of its own, then checksum, length, kind and content).
+READ_WANDB = """
+import json, struct, sys
+from pathlib import Path
+from wandb.proto.wandb_internal_pb2 import Record
+found = []
+for path in sys.argv[1:]:
+    data, at = Path(path).read_bytes(), 7
+    while at + 7 <= len(data):
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        assert kind == 1, "a record that is whole"
+        record = Record.FromString(data[at + 7 : at + 7 + length])
+        found += [json.loads(one.value_json) for one in record.history.item
+                  if "steps/s" in (one.key, "/".join(one.nested_key))]
+        at += 7 + length
+print(json.dumps(found))
+"""
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
@@ -142,6 +172,30 @@ def test_every_form_can_be_exported_and_again(tmp_path: Path, form: str) -> None
         ran = run(tmp_path / "h", "export", form, tmp_path / "out")
         assert ran.exit_code == 0, (ran.output, ran.exception)
     assert (tmp_path / "out").exists()
+
+
+@pytest.mark.integration
+def test_offline_runs_of_wandb_hold_each_run_s_figures_and_nothing_of_this_process(
+    tmp_path: Path,
+) -> None:
+    """Read by wandb's own reader, in a process of its own: its service and threads are none of ours."""
+    store = tmp_path / "h"
+    write_entries(store, entries([1.5, 2.5]))
+    ran = subprocess.run(
+        [sys.executable, "-c", EXPORT_WATCHED, "history", "export", "wandb", "out", "--store", str(store)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "NETWORK" not in ran.stderr  # nor so much as the name of a host looked up
+    made = sorted((tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(made) == 2
+    read = subprocess.run(
+        [sys.executable, "-c", READ_WANDB, *map(str, made)], capture_output=True, text=True, check=True
+    )
+    assert sorted(json.loads(read.stdout)) == [1.5, 2.5]
+    assert all(socket.gethostname().encode() not in one.read_bytes() for one in made)
 
 
 # --- watched runs ---

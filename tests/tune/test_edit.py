@@ -39,8 +39,8 @@ def edited(tmp_path: Path, text: str, line: int = 1, *through: str) -> str | Non
         ),
         (
             "x = DataLoader(\n    d,\n    batch_size=8,  # rows\n)\n",
-            "x = DataLoader(\n    d,\n    batch_size=8,\n    num_workers=2,\n"
-            "    persistent_workers=True,  # rows\n)\n",
+            "x = DataLoader(\n    d,\n    batch_size=8,  # rows\n    num_workers=2,\n"
+            "    persistent_workers=True,\n)\n",
         ),
         ("é = 'é'; x = DataLoader(d)", "é = 'é'; x = DataLoader(d, num_workers=2, persistent_workers=True)"),
         (
@@ -139,3 +139,11 @@ def test_whatever_the_call_looks_like_it_has_the_setting_afterwards(
         assert values["persistent_workers"] == "True"
         assert after.startswith("before = 1\n")
         assert after.endswith("after = 2\n")
+
+
+def test_an_option_of_the_program_that_the_edit_replaces_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("x = DataLoader(d, num_workers=args.n, persistent_workers=False)\n")
+    edit = edit_for(site(path, 1), SETTING)
+    assert edit
+    assert edit.replaced == ("num_workers=args.n",)

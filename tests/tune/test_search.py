@@ -93,3 +93,27 @@ def test_without_time_no_candidate_is_tried() -> None:
     found = searched(by_workers, until=time.monotonic())
     assert found.best == {}
     assert "time" in found.why
+
+
+def test_a_gain_that_there_was_no_time_to_prove_is_not_called_nothing() -> None:
+    left = [9]  # trials, then the time is over
+
+    def seconds(setting: Setting) -> float:
+        left[0] -= 1
+        if left[0] <= 0:
+            search_over[0] = True
+        return 10.0 / (1 + int(setting.get("num_workers") or 0))
+
+    search_over = [False]
+
+    def run(setting: Setting, lost_s: float) -> Trial:
+        return Trial(setting=setting, seconds=seconds(setting), losses=(1.0,), took_s=0.0)
+
+    search = Search(run, SEEN, until=math.inf, each_s=1.0, numerics=False)
+    search._has_time = lambda *, trials: not search_over[0]  # type: ignore[method-assign]
+    found = search.search(plain=run({}, math.inf))
+    assert not found.best
+    assert found.gain
+    assert found.gain.pairs < 3
+    assert "looked 5.00 times as fast" in found.why
+    assert "--minutes" in found.why

@@ -161,12 +161,26 @@ typedef struct {
     uint64_t *begun;
 } Ring;
 
+/* Completions wait until we ask for them, in one go and without interrupting the thread: as fio sets its rings up.
+   Without it a busy virtual disk gave three quarters of fio's rate. Since Linux 6.1; headers may be older. */
+#ifndef IORING_SETUP_SINGLE_ISSUER
+#define IORING_SETUP_SINGLE_ISSUER (1u << 12)
+#endif
+#ifndef IORING_SETUP_DEFER_TASKRUN
+#define IORING_SETUP_DEFER_TASKRUN (1u << 13)
+#endif
+
 #define OF(base, offset) ((_Atomic unsigned *)((base) + (offset)))
 
 static int open_ring(Ring *ring, unsigned depth)
 {
     memset(ring, 0, sizeof *ring);
+    ring->params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     ring->fd = (int)syscall(__NR_io_uring_setup, depth, &ring->params);
+    if (ring->fd < 0 && errno == EINVAL) { /* an older kernel */
+        memset(&ring->params, 0, sizeof ring->params);
+        ring->fd = (int)syscall(__NR_io_uring_setup, depth, &ring->params);
+    }
     if (ring->fd < 0)
         return errno;
     struct io_uring_params *p = &ring->params;
@@ -233,31 +247,44 @@ static int taken(Job *job, Ring *ring)
     return slot;
 }
 
+/* Hands a call to the kernel at once: in batches a disk stands still while a batch is gathered, which cost a quarter
+   of fio's rate at 4 KiB and depth 32. Also waits for `least` that have ended. */
+static int enter(Job *job, Ring *ring, unsigned new, unsigned least)
+{
+    long taken_in;
+    do
+        taken_in = syscall(__NR_io_uring_enter, ring->fd, new, least, least ? IORING_ENTER_GETEVENTS : 0, NULL, 0);
+    while (taken_in < 0 && errno == EINTR);
+    if (taken_in >= 0 && (unsigned)taken_in == new)
+        return 0;
+    if (!job->failed)
+        job->failed = taken_in < 0 ? errno : EAGAIN;
+    return -1;
+}
+
 static void run_ring(Job *job, char *buffers)
 {
     Ring ring;
     Walk walk = walk_of(job);
     uint64_t block;
-    unsigned flying = 0, new = 0;
+    int flying = 0;
     job->failed = open_ring(&ring, (unsigned)job->depth);
-    for (int slot = 0; !job->failed && slot < job->depth && next_block(job, &walk, &block); slot++, new ++)
-        put(job, &ring, buffers, (unsigned)slot, block);
-    while (flying + new) { /* also after a failure: what flies writes into our buffers */
-        long put_in = syscall(__NR_io_uring_enter, ring.fd, new, 1, IORING_ENTER_GETEVENTS, NULL, 0);
-        if (put_in < 0 && errno == EINTR)
-            continue;
-        if (put_in < 0) {
-            job->failed = errno;
+    for (; !job->failed && flying < job->depth && next_block(job, &walk, &block); flying++) {
+        put(job, &ring, buffers, (unsigned)flying, block);
+        if (enter(job, &ring, 1, 0))
             break;
+    }
+    while (flying) { /* also after a failure: what flies writes into our buffers */
+        int slot = taken(job, &ring);
+        if (slot < 0) {
+            if (enter(job, &ring, 0, 1))
+                break; /* the kernel does not let us wait: nothing more can be known */
+            continue;
         }
-        flying += (unsigned)put_in;
-        new -= (unsigned)put_in;
-        for (int slot; (slot = taken(job, &ring)) >= 0;) {
-            flying--;
-            if (!job->failed && now() < job->deadline && next_block(job, &walk, &block)) {
-                put(job, &ring, buffers, (unsigned)slot, block);
-                new ++;
-            }
+        flying--;
+        if (!job->failed && now() < job->deadline && next_block(job, &walk, &block)) {
+            put(job, &ring, buffers, (unsigned)slot, block);
+            flying += !enter(job, &ring, 1, 0);
         }
     }
     close_ring(&ring);

@@ -77,11 +77,11 @@ def say_seconds(value: float) -> str:
 
 def as_lines(bench: Bench) -> list[str]:
     """The table of a terminal: name, value, what was seen beside it, what limits it."""
-    rows = [(one.name, say(one.value, one.unit), _beside(one), one.limit) for one in bench.figures]
+    rows = [(one.name, say(one.value, one.unit), beside(one), one.limit) for one in bench.figures]
     widths = [max((len(row[at]) for row in rows), default=0) for at in range(3)]
     lines = [f"{bench.verb} · {bench.of}", ""]
-    for name, value, beside, limit in rows:
-        lines.append(f"  {name:{widths[0]}}  {value:>{widths[1]}}  {beside:{widths[2]}}  {limit}".rstrip())
+    for name, value, seen, limit in rows:
+        lines.append(f"  {name:{widths[0]}}  {value:>{widths[1]}}  {seen:{widths[2]}}  {limit}".rstrip())
     for title, said in (("what to set", bench.advice), ("not measured", bench.notes)):
         if said:
             lines += ["", title, *(f"  - {line}" for line in said)]
@@ -91,7 +91,7 @@ def as_lines(bench: Bench) -> list[str]:
 _ENDINGS = {"_bytes_s": "B/s", "_share": "share", "_s": "s", "_bytes": "B"}
 
 
-def _beside(figure: Figure) -> str:
+def beside(figure: Figure) -> str:
     """`p50_s` is a time, `read_bytes_s` a rate, `cpu_share` a share; others are plain numbers."""
     return ", ".join(_said(name, value) for name, value in figure.beside.items())
 

@@ -16,6 +16,7 @@ from typing import Any
 from stoker.bench.figures import Bench, Figure, say_seconds
 from stoker.formats.sizes import counted
 from stoker.load.loader import Loader
+from stoker.watch.inside.alone import pss_bytes
 
 WAYS = ("thread", "inline", "process")
 _WARM_UPS = 3
@@ -85,7 +86,7 @@ def _iterated(dataset: str, options: Mapping[str, Any], seconds: float, most_bat
             bytes=count * size,
             tokens=count * tokens,
             cpu_s=used,
-            memory_bytes=_memory(),
+            memory_bytes=pss_bytes(os.getpid()),
         )
 
 
@@ -148,12 +149,3 @@ def _cpu_s() -> float:
     """Of this process and those it started."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-
-def _memory() -> int:
-    """Proportional set size: what this process holds, its share of shared pages included."""
-    try:
-        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0

@@ -16,6 +16,7 @@ import click
 
 from stoker.cli.groups import Group
 from stoker.cli.values import choice, existing, given_path, json_option, size
+from stoker.errors import UsageError
 from stoker.storage import is_local, local_path, named_errors
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _size(default: str, help: str) -> Callable[[Callable[..., None]], Callable[.
 
 @click.group(cls=Group)
 def command() -> None:
-    """Measure a machine: storage, loader, collectives, checkpoints.
+    """Measure a machine: storage, loader, collectives, checkpoints, scaling.
 
     Every figure comes with what limits it, and goes to the history (`stoker history`). Else nothing is
     written but to the folder that is named, in files that are gone afterwards, also after Ctrl-C. Exit
@@ -143,13 +144,9 @@ def _trial(
 
 
 @command.command()
-@click.argument("dataset", type=existing)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=8, show_default=True, help="Samples of a batch."
-)
-@click.option(
-    "--seq-len", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a sample."
-)
+@click.argument("what", metavar="DATASET | -- COMMAND", nargs=-1, required=True)
+@click.option("--batch-size", type=click.IntRange(1), help="Samples of a batch, of a DATASET.  [default: 8]")
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a sample, of a DATASET.  [default: 2048]")
 @_seconds(3.0, "Seconds of each way to load.")
 @click.option("--batches", type=click.IntRange(0), default=0, help="Stop after so many batches.")
 @click.option(
@@ -158,23 +155,71 @@ def _trial(
     type=click.FloatRange(0),
     default=0.0,
     metavar="SECONDS",
-    help="What a training step takes: do batches come in time?",
+    help="What a training step takes: do batches come in time? Of a COMMAND it is measured.",
 )
-@choice("--workers", among=("all", "thread", "inline", "process"), help="Who makes batches.")
+@choice("--workers", among=("all", "thread", "inline", "process"), help="Who makes batches, of a DATASET.")
 @_shown
 def loader(
-    dataset: str, batch_size: int, seq_len: int, seconds: float, batches: int, step_s: float, workers: str
+    what: tuple[str, ...],
+    batch_size: int | None,
+    seq_len: int | None,
+    seconds: float,
+    batches: int,
+    step_s: float,
+    workers: str,
 ) -> Bench:
-    """Batches of DATASET as fast as they come, without a GPU."""
+    """Batches as fast as they come, without a GPU.
+
+    \b
+    stoker bench loader corpus --batch-size 8
+    stoker bench loader -- python train.py
+
+    Of a DATASET those of stoker's loader; of a COMMAND those of the program's own DataLoader, without a
+    change to it: with no workers, as many as it has, and more. The program is run for a few seconds each
+    time, as in a trial of `stoker tune`.
+    """
+    if _is_command(what):
+        from stoker.bench.own_loader import bench_own_loader
+
+        if batch_size or seq_len or workers != "all":
+            raise UsageError(
+                "--batch-size, --seq-len and --workers are of a dataset", hint="a program has its own"
+            )
+        return bench_own_loader(what, seconds=seconds, most_batches=batches, step_s=step_s, said=_say)
     from stoker.bench.loader import bench_loader
     from stoker.manifest import read_manifest
 
+    dataset = existing(what[0])
     is_tokens = read_manifest(dataset).format == "megatron"
-    options = {"batch_size": batch_size, **({"seq_len": seq_len} if is_tokens else {})}
+    options = {"batch_size": batch_size or 8, **({"seq_len": seq_len or 2048} if is_tokens else {})}
     ways = ("thread", "inline") if workers == "all" else (workers,)
     return bench_loader(
         dataset, options=options, ways=ways, seconds=seconds, most_batches=batches, step_s=step_s, said=_say
     )
+
+
+def _is_command(what: tuple[str, ...]) -> bool:
+    """A dataset is one folder or URL; a program is more than one word, or one that is a file to run."""
+    alone = len(what) == 1
+    return not alone or (is_local(what[0]) and local_path(what[0]).is_file())
+
+
+@command.command()
+@_seconds(5.0, "Seconds of each window.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@_shown
+def scaling(command: tuple[str, ...], seconds: float) -> Bench:
+    """COMMAND on 1 to N ranks of this node: efficiency, and where the rest goes.
+
+    \b
+    stoker bench scaling -- torchrun --nproc-per-node 4 train.py
+
+    The number that the launcher is given is the most; 1, 2, 4 … are run before it, each twice, for a few
+    seconds, as in a trial of `stoker tune`.
+    """
+    from stoker.bench.scaling import bench_scaling
+
+    return bench_scaling(command, seconds=seconds, said=_say)
 
 
 @command.command()

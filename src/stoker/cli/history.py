@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import click
 
 from stoker.cli.groups import Group
 from stoker.cli.values import json_option
-from stoker.errors import UsageError
+from stoker.errors import UsageError, require
 from stoker.formats.sizes import counted
 
 if TYPE_CHECKING:
@@ -237,13 +238,14 @@ def goodput(store: Path | None, job: str | None, runs: Path | None, as_json: boo
 
 @command.command()
 @_store_option
-@click.argument("form", metavar="json|tensorboard|mlflow|sqlite",
-                type=click.Choice(["json", "tensorboard", "mlflow", "sqlite"]))  # fmt: skip
+@click.argument("form", metavar="json|tensorboard|mlflow|wandb|sqlite",
+                type=click.Choice(["json", "tensorboard", "mlflow", "wandb", "sqlite"]))  # fmt: skip
 @click.argument("out", type=_PATH)
 def export(store: Path | None, form: str, out: Path) -> None:
     """Write the history for other programs.
 
-    Into the folder OUT; json and sqlite into a file of that name.
+    Into the folder OUT; json and sqlite into a file of that name. What wandb writes are its offline runs:
+    nothing is sent.
     """
     from stoker.history.export.feed import write_feed
     from stoker.history.export.mlflow import write_mlflow
@@ -256,8 +258,18 @@ def export(store: Path | None, form: str, out: Path) -> None:
         "mlflow": write_mlflow,
         "sqlite": lambda entries, path: write_single(path, entries),
     }
-    write[form](_entries(store), out)
+    writer = _wandb_writer() if form == "wandb" else write[form]
+    writer(_entries(store), out)
     click.echo(out)
+
+
+def _wandb_writer() -> Callable[[Any, Path], object]:
+    # Read at its import: it would send reports of its errors, and looks their host up also without any.
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    require("wandb", extra="wandb")
+    from stoker.history.export.wandb import write_wandb
+
+    return write_wandb
 
 
 # --- what they share ------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from stoker.formats.sizes import counted
 
 _STAGE = "stoker stage URL --cache /local/nvme, and read from there: every file comes to the node once"
 _PACK = "stoker prepare the files into shards: large sequential reads instead of many small ones"
-_AHEAD = "DataLoader(prefetch_factor=8, persistent_workers=True): a longer queue bridges late batches"
 _OFFLINE = "decode and tokenise offline (stoker prepare), or load with stoker.feed: threads, no pickling"
 
 
@@ -18,17 +17,27 @@ def feed(features: Features, cause: str) -> tuple[str, ...]:
     """Against a loader that is late, by its cause."""
     own_cores = "cores of its own for the job: Slurm --exclusive, Kubernetes equal CPU request and limit"
     once = "DataLoader(persistent_workers=True), or stoker.feed, whose workers live as long as it does"
+    ahead = _ahead(features)
     fixed = {
-        "storage": (_STAGE, _AHEAD),
+        "storage": (_STAGE, ahead),
         "small_reads": (_PACK, _STAGE),
         "contention": (own_cores, _OFFLINE),
-        "startup": (once, _AHEAD),
-        "lock": ("py-spy dump --pid WORKER names the line the workers sleep in", _AHEAD),
-        "unknown": ("stoker watch -- COMMAND records worker states and stacks, which name the cause", _AHEAD),
+        "startup": (once, ahead),
+        "lock": ("py-spy dump --pid WORKER names the line the workers sleep in", ahead),
+        "unknown": ("stoker watch -- COMMAND records worker states and stacks, which name the cause", ahead),
     }
     if cause in ("cpu", "too_few_workers"):
         return (*_threads(features), *_workers(features), _OFFLINE)
     return (_raise_quota(features), _OFFLINE) if cause == "quota" else fixed[cause]
+
+
+def _ahead(features: Features) -> str:
+    """A loader without workers has no queue, and torch refuses these settings of it."""
+    room = max(int(features.host.allowed) - 1, 1) if features.host and known(features.host.allowed) else 1
+    first = f"num_workers={room}, " if features.fact("num_workers", "workers") == 0 else ""
+    return (
+        f"DataLoader({first}prefetch_factor=8, persistent_workers=True): a longer queue bridges late batches"
+    )
 
 
 def _threads(features: Features) -> tuple[str, ...]:

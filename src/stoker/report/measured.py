@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.bench.figures import Bench, Figure, say
+from stoker.bench.figures import Bench, Figure, beside, say
 from stoker.report.html import static_page
 from stoker.report.page.markup import Html, join, tag
 
@@ -37,12 +37,17 @@ def _table(figures: list[Figure]) -> Html:
             tag("th", one.name),
             tag("td", say(one.value, one.unit)),
             tag("td", tag("meter", value=one.value / most, title=one.name)),
-            tag("td", one.limit),
+            tag("td", *([tag("p", one.limit)] if one.limit else []), _seen(one)),
         )
         for one in figures
     ]
-    table = tag("table", tag("tbody", *rows), class_="facts")
+    table = tag("table", tag("tbody", *rows), class_="measured")
     return join(tag("h2", _TITLES[figures[0].unit]), tag("div", table, class_="scroll"))
+
+
+def _seen(figure: Figure) -> Html:
+    """What was seen beside it: latencies, cores."""
+    return tag("p", beside(figure), class_="seen") if figure.beside else Html()
 
 
 def _list(lines: Sequence[str]) -> Html:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _OF_TRAINER = {
     "pin_memory": "dataloader_pin_memory",
     "persistent_workers": "dataloader_persistent_workers",
 }
+_COMMENTED = re.compile(rb"[ \t]*,[ \t]*#[^\r\n]*")  # after a last argument
 _BY_POSITION = 5  # arguments of a DataLoader before num_workers
 
 
@@ -37,6 +39,7 @@ class Edit:
     path: Path
     before: bytes
     after: bytes
+    replaced: tuple[str, ...] = ()  # settings that were no plain value: an option, say, that now does nothing
 
     @property
     def diff(self) -> str:
@@ -79,7 +82,14 @@ def edit_for(site: Mapping[str, Any], setting: Setting) -> Edit | None:
     if len(calls) != 1 or not wanted or "" in wanted or not _is_plain(calls[0]):
         return None
     after = _changed(before, calls[0], wanted)
-    return Edit(path=path, before=before, after=after) if _is_meant(after, calls[0], wanted) else None
+    if not _is_meant(after, calls[0], wanted):
+        return None
+    return Edit(path=path, before=before, after=after, replaced=_not_plain(calls[0], wanted))
+
+
+def _not_plain(call: ast.Call, wanted: Mapping[str, Any]) -> tuple[str, ...]:
+    given = [one for one in call.keywords if one.arg in wanted and not isinstance(one.value, ast.Constant)]
+    return tuple(f"{one.arg}={ast.unparse(one.value)}" for one in given)
 
 
 def in_words(site: Mapping[str, Any], setting: Setting) -> list[str]:
@@ -171,6 +181,10 @@ def _addition(
     lead = before[starts[begun - 1] : at]
     indent = lead[: len(lead) - len(lead.lstrip())].decode()
     own_lines = first > call.lineno and begun > first
+    rest = before[at : starts[last.end_lineno or 0]] if last.end_lineno else b""
+    if own_lines and (said := _COMMENTED.match(rest)):  # a comment stays with the argument that it is about
+        after = at + len(said[0])
+        return after, after, "".join(f"\n{indent}{name}={value!r}," for name, value in new.items())
     between = f",\n{indent}" if own_lines else ", "
     return at, at, "".join(f"{between}{name}={value!r}" for name, value in new.items())
 

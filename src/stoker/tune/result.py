@@ -13,7 +13,7 @@ from stoker.redact import redact_args
 from stoker.storage import new_file
 from stoker.tune.candidates import NUMERICS, Setting, not_tried
 from stoker.tune.edit import Edit, in_words
-from stoker.tune.gain import LOSSES
+from stoker.tune.gain import ENOUGH, LOSSES
 from stoker.tune.search import Outcome, Tried
 from stoker.tune.seen import Seen
 
@@ -90,11 +90,17 @@ def as_lines(tuned: Tuned) -> list[str]:
     lines += _table(outcome.tried)
     lines += [f"  - {line}" for line in not_tried(tuned.seen)]
     if not tuned.better:
-        why = f": {outcome.why}" if outcome.why else ""
-        return [*lines, "", f"nothing better found{why}", *_remedy(tuned.seen)]
+        return [*lines, "", _nothing(outcome), *_remedy(tuned.seen)]
     lines += ["", f"{outcome.gain} as fast with {say(outcome.best)}", f"  {LOSSES[outcome.losses]}"]
     lines += [f"  this changes results: {name}" for name in NUMERICS if outcome.best.get(name)]
     return [*lines, "", *_what_to_do(tuned)]
+
+
+def _nothing(outcome: Outcome) -> str:
+    """That a search had no time is not that there is nothing."""
+    if outcome.why and ((outcome.gain and outcome.gain.pairs < ENOUGH) or not outcome.tried):
+        return f"nothing proven: {outcome.why}"
+    return f"nothing better found: {outcome.why}" if outcome.why else "nothing better found"
 
 
 def say(setting: Setting) -> str:
@@ -120,6 +126,10 @@ def _what_to_do(tuned: Tuned) -> list[str]:
         by_hand = [line for line in by_hand if not line.startswith(("DataLoader(", "TrainingArguments("))]
     place = f"{tuned.seen.site['file']}:{tuned.seen.site['line']}" if tuned.seen.site else ""
     said = [f"at {place}"] if place and not edited else []
+    said += [
+        f"this replaces {one}: what sets it now does nothing any more; set it there, if you can"
+        for one in (tuned.edit.replaced if tuned.edit else ())
+    ]
     return [*edited, *said, *(f"set {line}" for line in by_hand)]
 
 

@@ -25,6 +25,7 @@ from stoker.tune.trial import (
 )  # fmt: skip
 from stoker.watch.command import make_private
 from stoker.watch.inject import not_attachable
+from stoker.watch.inside.guard import REFUSAL
 
 _TRIALS = 14  # that should fit into the time: two stages of candidates, and three to five pairs
 _SHORTEST_S, _LONGEST_S = 1.5, 10.0  # of a window: shorter ones are noise, longer ones waste
@@ -95,7 +96,9 @@ def _first(bench: Bench, *, seconds: float, minutes: float) -> tuple[Seen, Span,
     queued = most_workers(seen) * int(seen.settings.get("prefetch_factor") or 2) + 1
     span = plan_span(recording, queued=queued, epoch=seen.epoch, seconds=min(seconds, window_s))
     if span is None:
-        raise StokerError(_too_short(recording.ended, failure_of(recording), len(ends)), hint=f"see {log}")
+        told = f"{recording.ended} {failure_of(recording)}"
+        hint = f"see {log}; --overwrite allows it" if REFUSAL in told else f"see {log}"
+        raise StokerError(_too_short(recording.ended, failure_of(recording), len(ends)), hint=hint)
     plain = Trial(
         setting={}, seconds=window_seconds(recording, span), losses=tuple(recording.facts.get("losses") or ())
     )

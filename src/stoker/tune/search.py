@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.tune.candidates import NUMERICS, Setting, Stage, next_stages
-from stoker.tune.gain import DIFFER, FURTHER, LEAST, UNSEEN, Gain, compare_losses, gain_of
+from stoker.tune.gain import DIFFER, ENOUGH, FURTHER, LEAST, UNSEEN, Gain, compare_losses, gain_of
 from stoker.tune.seen import Seen
 from stoker.tune.trial import Trial
 
@@ -130,9 +130,7 @@ class Search:
         agree = compare_losses([one.losses for one in self._plain], losses)
         changes = any(best.get(name) for name in NUMERICS)
         if not gain.proven:
-            return self._outcome(
-                gain=gain, losses=agree, why=f"the best setting gave {gain}: that proves nothing"
-            )
+            return self._outcome(gain=gain, losses=agree, why=_unproven(gain, best))
         if agree == DIFFER and not (self._numerics or changes):
             return self._outcome(gain=gain, losses=agree, why="the best setting changes the first losses")
         return self._outcome(best=best, gain=gain, losses=agree)
@@ -162,3 +160,12 @@ class Search:
 
     def _outcome(self, **found: Any) -> Outcome:
         return Outcome(tried=tuple(self.tried), trials=tuple(self.trials), **found)
+
+
+def _unproven(gain: Gain, best: Setting) -> str:
+    """Too few pairs are no finding about the setting: whoever reads it must not take it for one."""
+    if gain.pairs < ENOUGH and gain.times >= LEAST:
+        named = ", ".join(f"{name}={value}" for name, value in best.items())
+        fitted = f"{gain.pairs} of {ENOUGH} pairs fitted into the time"
+        return f"{named} looked {gain.times:.2f} times as fast, but only {fitted}: give more --minutes"
+    return f"the best setting gave {gain}: that proves nothing"

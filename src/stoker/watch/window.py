@@ -89,11 +89,7 @@ class StepWindow(Window):
         """Loader workers of a program that was killed look for their parent every five seconds: until then
         they would take cores from the next trial."""
         super().close()
-        mine = str(self._folder.absolute())
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            if pid != os.getpid() and environ_of(pid).get(VARIABLE) == mine:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        end_all(self._folder)
 
     def _lasted(self) -> bool:
         if super()._lasted():
@@ -111,3 +107,29 @@ class StepWindow(Window):
 
     def _ends(self, path: Path) -> list[float]:
         return [float(end) for end in read_ring(path).records["end"]]
+
+
+class AnswerWindow(Window):
+    """Ends a run when so many processes have put a file of that name, or it took too long."""
+
+    def __init__(self, folder: Path, *, name: str, answers: int, patience_s: float) -> None:
+        super().__init__(folder, seconds=0.0)
+        self._name, self._answers = name, answers
+        self._until = time.monotonic() + patience_s
+        self.grace_s = 2.0  # they wait to be ended: nothing of theirs is to be saved
+
+    def close(self) -> None:
+        super().close()
+        end_all(self._folder)
+
+    def _lasted(self) -> bool:
+        return len(list(self._folder.glob(self._name))) >= self._answers or time.monotonic() > self._until
+
+
+def end_all(folder: Path) -> None:
+    """Every process of a run, by the variable that it was started with."""
+    mine = str(folder.absolute())
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if pid != os.getpid() and environ_of(pid).get(VARIABLE) == mine:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stoker.watch.inside.probe import Probe
 
 REFUSED = "refused"  # the event that says so
+REFUSAL = "a trial of `stoker tune` may not overwrite what lay there before it"
 VARIABLE = "STOKER_TUNE_OVERWRITE"
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _PASSING = ("__pycache__", "torchinductor_")  # caches that libraries keep in the open
@@ -83,9 +84,7 @@ class Guard:
             if not is_passing(name) and self._is_old(name):
                 with suppress(OSError):
                     self._probe.events.say(REFUSED, name)
-                raise PermissionError(
-                    errno.EPERM, "a trial of `stoker tune` may not overwrite what lay there before it", name
-                )
+                raise PermissionError(errno.EPERM, REFUSAL, name)
 
     def _is_old(self, name: str) -> bool:
         try:

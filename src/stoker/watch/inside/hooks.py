@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from stoker.spans import RESTORE
+from stoker.watch.inside.alone import hook_alone
 from stoker.watch.inside.batches import batch_bytes, loader_facts, text_part
 from stoker.watch.inside.boot import VARIABLE
 from stoker.watch.inside.collectives import hook_collectives, showing_exposed
@@ -273,6 +274,6 @@ HOOKS: dict[str, tuple[Install, ...]] = {
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),
     "torch.optim.optimizer": (hook_optimizer, hook_look),
-    "torch.utils.data.dataloader": (hook_loader_knobs, hook_loader),
+    "torch.utils.data.dataloader": (hook_loader_knobs, hook_alone, hook_loader),
     "safetensors.torch": (hook_safetensors, hook_guarded_safetensors),
 }  # fmt: skip

@@ -61,6 +61,32 @@ def test_the_rank_that_went_first_is_named_and_not_its_victims(tmp_path: Path) -
     assert found.line == "exit 1: rank 1 killed by SIGKILL"
 
 
+def test_ranks_that_nobody_saw_die_are_victims_where_the_launcher_knows_the_signal(tmp_path: Path) -> None:
+    """mp.spawn waits for a rank before we can look; it then ends the others, and says whose signal it was."""
+    for rank, pid in enumerate((10, 11)):
+        write_meta(tmp_path / f"proc-a-{pid}.json", {"pid": pid, "rank": rank})
+    text = "ProcessExitedException: process 0 terminated with signal SIGTERM"
+    Events(tmp_path / "events-a-9.jsonl").say("exception", text, rank=0, signal="SIGTERM")
+    gone = [Exit(pid=pid, t=5.0, status=None, worker=False) for pid in (10, 11)]
+    found = ending(1, folder=tmp_path, pid=1 << 30, oom_kills=0, exits=gone)
+    assert (found.kind, found.cause) == ("preempted", "signal"), found
+
+
+def test_what_a_loaders_worker_raised_is_told_in_its_own_words_with_its_line(tmp_path: Path) -> None:
+    program = tmp_path / "dataset.py"
+    lines = [
+        "Caught OSError in DataLoader worker process 3.",
+        "Original Traceback (most recent call last):",
+        f'  File "{program}", line 9, in load',
+        '    raise OSError("no such image")',
+        "OSError: no such image",
+    ]
+    say_exception(Probe(tmp_path), OSError("\n".join(lines)))
+    found = ending(1, folder=tmp_path, pid=1 << 30, oom_kills=0)
+    assert found.text == "OSError: no such image (in loader worker 3)"
+    assert found.where == f"{program}:9 load"
+
+
 def test_a_signal_from_outside_is_a_preemption_and_ctrl_c_an_interruption(tmp_path: Path) -> None:
     for number, kind in ((signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")):
         for status in (0, 1, -number):

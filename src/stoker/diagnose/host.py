@@ -25,7 +25,7 @@ class Host:
     )
     others: float  # cores that are busy with what is not ours
     iowait: float  # cores
-    read_bytes_s: float
+    read_bytes_s: float  # by the job, from disks
     write_bytes_s: float
     reading: float  # share of samples in which anything was read
     read_bytes: float  # of one read
@@ -66,7 +66,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         wait_busy=_wait_busy(samples, busy, waiting),
         others=_others(samples, busy),
         iowait=_iowait(samples, waiting) / 100 * one.cpus,
-        read_bytes_s=samples.mean("disk_read"),
+        read_bytes_s=_read_bytes_s(samples),
         write_bytes_s=samples.mean("disk_write"),
         reading=1.0 - share_below(samples.columns.get("disk_read"), below=1.0),
         read_bytes=_read_bytes(samples),
@@ -111,6 +111,13 @@ def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
     if "trainer_cpu" not in samples.columns:
         return _while_waiting(busy, waiting)
     return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _read_bytes_s(samples: Samples) -> float:
+    """From disks; of a disk that others use too, what the job itself read."""
+    own = samples.mean("trainer_disk") + max(samples.mean("workers_disk"), 0.0)
+    whole = samples.mean("disk_read")
+    return whole if math.isnan(own) else min(whole, own)
 
 
 def _read_bytes(samples: Samples) -> float:

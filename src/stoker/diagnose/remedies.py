@@ -26,7 +26,8 @@ def feed(features: Features, cause: str) -> tuple[str, ...]:
         "lock": ("py-spy dump --pid WORKER names the line the workers sleep in", _AHEAD),
         "unknown": ("stoker watch -- COMMAND records worker states and stacks, which name the cause", _AHEAD),
     }
-    if cause in ("cpu", "too_few_workers"):
+    alone = cause == "lock" and features.host is not None and features.host.workers < 0.5
+    if cause in ("cpu", "too_few_workers") or alone:
         return (*_threads(features), *_workers(features), _OFFLINE)
     return (_raise_quota(features), _OFFLINE) if cause == "quota" else fixed[cause]
 
@@ -108,7 +109,7 @@ def shm(features: Features) -> tuple[str, ...]:
     )
 
 
-def host_code(cause: str) -> tuple[str, ...]:
+def host_code(what: str) -> tuple[str, ...]:
     """Against the program's own code between steps, by what it does."""
     less = "do it every 50 steps, or in a thread with a queue: the next step need not wait for it"
     known = {
@@ -119,6 +120,14 @@ def host_code(cause: str) -> tuple[str, ...]:
         ),
         "output": (less, "print to a file or a pipe is as slow as whoever reads it: print once a second"),
         "io": (less, "fsync, open and requests wait for a disk or a server: collect, and write once"),
+        "saving": (
+            "save in the background: stoker's Checkpointer, or torch.distributed.checkpoint.async_save",
+            less,
+        ),
+        "average": (
+            "torch._foreach_lerp_(averages, weights, 1 - decay): one launch, or a few, for all of them",
+            "or average every 10 steps, with the decay to the tenth power",
+        ),
         "gc": (
             "gc.freeze() once the model stands, and gc.disable() with gc.collect() every 1000 steps",
             "no gc.collect() nor torch.cuda.empty_cache() in every step",
@@ -131,7 +140,7 @@ def host_code(cause: str) -> tuple[str, ...]:
             "torch.compile(optimizer.step), where the arithmetic is one's own",
         ),
     }
-    return known.get(cause, (less, "py-spy record --pid PID shows all of it"))
+    return known.get(what, (less, "py-spy record --pid PID shows all of it"))
 
 
 OWN_LOOP = (

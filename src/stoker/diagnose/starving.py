@@ -116,7 +116,11 @@ def _summary(features: Features, wait: float, cause: str) -> str:
         "lock": "the loader's workers sleep, on neither disk nor CPU",
         "unknown": "why is not visible in this recording",
     }
-    return f"the GPU waits for data {percent(wait)} of the time: {because[cause]}"
+    if cause == "lock" and features.host and features.host.workers < 0.5:
+        because["lock"] = "the loop itself makes them (num_workers=0) and sleeps, on neither disk nor CPU"
+    where = line_in(features, "data")
+    within = f", in {where}" if where else ""
+    return f"the GPU waits for data {percent(wait)} of the time: {because[cause]}{within}"
 
 
 def _crowd(crowded: float) -> str:
@@ -132,8 +136,6 @@ def _evidence(features: Features, wait: float) -> tuple[str, ...]:
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""
         said.append(f"GPU utilisation {card.util:.0f}%{power}")
-    if where := line_in(features, "data"):
-        said.append(f"mostly in {where}")
     return tuple(said)
 
 

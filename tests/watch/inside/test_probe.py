@@ -100,6 +100,19 @@ def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Prob
     assert [step.bytes for step in ring(tmp_path, "steps")] == [10, 10], "evaluated tokens are not trained"
 
 
+def test_an_evaluation_that_the_program_ends_with_ends_where_it_was_last_seen(
+    probe: Probe, tmp_path: Path
+) -> None:
+    data(probe)
+    optimize(probe)
+    data(probe, EVALUATED)
+    probe.read_marks()
+    time.sleep(0.05)  # what the program does before it is over: its clean-up is no evaluation
+    probe.close()
+    (found,) = spans(tmp_path, "evaluation")
+    assert found.end == spans(tmp_path, "data")[1].end
+
+
 def test_a_gradient_says_that_the_batch_before_it_was_no_evaluation(probe: Probe, tmp_path: Path) -> None:
     for _ in range(2):
         data(probe, EVALUATED)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stoker.redact import HIDDEN, is_secret, redact_text
-from stoker.watch.inside.frames import top_user_frame
+from stoker.watch.inside.frames import is_library, top_user_frame
 
 if TYPE_CHECKING:
     from stoker.watch.inside.probe import Probe
@@ -26,6 +26,10 @@ _PATIENCE_S = 0.5
 _WORKER = re.compile(r"killed by signal: ([A-Za-z ]+)")
 _SPAWNED = re.compile(r"process (\d+) terminated with (?:signal (SIG[A-Z]+)|exit code (\d+))", re.IGNORECASE)
 _ELASTIC = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_IN_CHILD = re.compile(
+    r"Process (\d+) terminated with the following error|Caught \w+ in DataLoader worker process (\d+)"
+)
+_TRACED = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _SETTING = re.compile(r"(-{2}[\w-]+|[A-Za-z_][\w-]*(?=['\"]?\s*[=:]))(['\"]?[\s=:,]+['\"]?)([^\s'\",\]]{6,})")
 _NAMED = re.compile(r"\b(SIG[A-Z]{2,5})\b|exitcode\s*:\s*-(\d+)|got signal: (\d+)")
 
@@ -39,7 +43,7 @@ def say_exception(probe: Probe, error: BaseException, *, workers: Any = ()) -> N
     if facts.pop("worker", False) and "DataLoader worker" not in text:
         text = f"DataLoader worker was killed by {facts['signal']}; then {text}"
     chain = [_quiet(f"{type(one).__name__}: {one}")[:_TEXT] for one in _chain(error)]
-    where = _where(error)
+    where = _of_worker(str(error)) or _where(error)
     probe.events.say(
         "exception",
         _quiet(_root(text))[:_TEXT],
@@ -90,12 +94,27 @@ def _of_workers(workers: Any) -> dict[str, Any]:
 
 
 def _root(text: str) -> str:
-    """torch.multiprocessing puts the traceback of the child into its own exception: its last line says it."""
-    if "terminated with the following error" not in text:
-        return text
-    lines = [line for line in text.splitlines() if line.strip()]
-    number = re.search(r"Process (\d+) terminated", text)
-    return f"{lines[-1].strip()} (in process {number[1] if number else '?'})"
+    """torch puts the traceback of a child into its own exception: what begins its last line says it."""
+    if found := _IN_CHILD.search(text):
+        who = f"process {found[1]}" if found[1] else f"loader worker {found[2]}"
+        return f"{_last_words(text)} (in {who})"
+    return text
+
+
+def _last_words(text: str) -> str:
+    """Of a traceback: type and text of its exception, which may have several lines."""
+    lines = text.rstrip().splitlines()
+    after = max((i for i, line in enumerate(lines) if _TRACED.match(line)), default=-1) + 1
+    said = [i for i, line in enumerate(lines[after:], after) if line and not line.startswith(" ")]
+    return "\n".join(lines[said[0] :] if said else lines[-1:]).strip()
+
+
+def _of_worker(text: str) -> str:
+    """The user's line that an exception of a loader's worker came from, by the traceback in its text."""
+    if not text.startswith("Caught "):
+        return ""
+    frames = [f"{found[1]}:{found[2]} {found[3]}" for found in _TRACED.finditer(text)]
+    return top_user_frame(frames) if frames else ""
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -112,9 +131,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of the user's program that it went through."""
+    """The innermost line of the user's program that it went through; where it has not come as far yet, the
+    one that it is on its way to."""
     with suppress(Exception):
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [one for one in frames if os.path.dirname(one.filename) != os.path.dirname(__file__)]
-        return top_user_frame([f"{one.filename}:{one.lineno} {one.name}" for one in theirs]) if theirs else ""
+        trace = error.__traceback__
+        around = traceback.extract_stack(trace.tb_frame.f_back) if trace else []
+        places = [*around, *traceback.extract_tb(trace)]
+        theirs = [one for one in places if os.path.dirname(one.filename) != os.path.dirname(__file__)]
+        where = top_user_frame([f"{one.filename}:{one.lineno} {one.name}" for one in theirs])
+        return "" if is_library(where) else where
     return ""

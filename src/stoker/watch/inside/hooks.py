@@ -154,6 +154,26 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     module.backward = unseen(backward)
 
 
+def hook_gradient(probe: Probe, roots: Roots, module: Any) -> None:
+    """`torch.autograd.grad`: where no optimizer of torch's steps it may be the loop's backward. One that will
+    be gone backwards through again, as a penalty is, is a part of the loss."""
+    original, put = module.grad, probe.marks.append
+
+    @functools.wraps(original)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if roots.steps() or kwargs.get("create_graph"):
+            return original(*args, **kwargs)
+        kind = "backward"
+        roots.trains()
+        start = now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            put((kind, start, now(), None, 0, ""))
+
+    module.grad = unseen(grad)
+
+
 def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
     """Hooks common to all optimizers, before and after their step."""
     switch, put, which = Switch(probe, "forward"), probe.marks.append, 0
@@ -268,7 +288,7 @@ HOOKS: dict[str, tuple[Install, ...]] = {
         hook_saves, hook_loads, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals,
         hook_knobs, hook_guard,
     ),
-    "torch.autograd": (hook_backward, hook_losses),
+    "torch.autograd": (hook_backward, hook_gradient, hook_losses),
     "torch.distributed.checkpoint.state_dict_loader": (hook_sharded_loads,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),

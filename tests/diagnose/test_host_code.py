@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from stoker.diagnose.features import features
 from stoker.diagnose.ledger import ledger
 from stoker.diagnose.rules import diagnose
 from stoker.diagnose.timeline import timeline
@@ -125,6 +126,12 @@ def test_time_after_the_loop_was_left_is_no_hang(what: str) -> None:
     assert "host_hang" not in {one.kind for one in diagnose(run).findings}
     assert timeline(run.ranks[0], wall_s=40.0, ended="exit 1").seconds()["stalled"] == 0
     assert diagnose(recording(wall_s=40.0, ended="running")).findings[0].kind == "host_hang"
+
+
+def test_what_the_interpreter_takes_apart_when_the_program_is_over_is_not_judged() -> None:
+    over = Event(t=10.0, what="leaving", text="the program is over")
+    assert features(recording(wall_s=40.0, events=(over,))).judged_s == pytest.approx(10.0)
+    assert features(recording(wall_s=40.0, events=(over,), ended="exit 1")).judged_s == pytest.approx(40.0)
 
 
 def test_the_cards_ledger_sums_to_the_whole_and_says_what_the_host_did_meanwhile() -> None:

@@ -9,7 +9,8 @@ are held against what was put in. Kept are the rows and a confusion matrix: inje
     python benchmarks/foreign_shapes.py own_loop gan      # these programs only
     python benchmarks/foreign_shapes.py --out FILE …      # kept elsewhere
     python benchmarks/foreign_shapes.py --rows FOLDER --seconds 270   # in pieces, several at once: a case is
-                                                          # run once; kept when all of them are there
+                                                          # run once; kept when all of them are there, with
+                                                          # what --old said of those it was asked for
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ def run_once(case: Case, path: Path, *, old: Path | None) -> None:
     try:
         path.open("x").close()
     except FileExistsError:
+        row = read(path)
+        if old and row and "old" not in row:
+            path.write_text(json.dumps({**row, "old": run_old(case, old)}))
         return
     row = run(case)
     if old:

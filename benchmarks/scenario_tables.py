@@ -91,18 +91,43 @@ def foreign() -> str:
     """Other people's loops with one fault each: what was said first, and what an older version said."""
     report = newest("foreign_shapes")
     older = report.get("confusion_old") or {}
-    head = f"{report['right']} of {report['runs']} right, with line and steps"
     lines = [
-        f"| injected ({head}; {report['false_alarms']} false alarms) | runs | found first | said instead "
-        "| the version before found | said instead |",
-        "|---|---|---|---|---|---|",
+        "| injected | runs | found first | said instead | the old one: runs | found first | said instead |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, said in report["confusion"].items():
         cells = [cell for one in (said, older.get(kind, {})) for cell in _first_said(one, kind)]
-        lines.append(f"| {kind} | {sum(said.values())} | {' | '.join(cells)} |")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    rows = report["rows"].values()
+    asked = [row["old"] for row in rows if "old" in row]
+    said = (
+        f"Verdict, line and number of steps right: {report['right']} of {report['runs']}; the verdict alone "
+        f"{report['verdict_right']}; healthy programs accused: {report['false_alarms']} of "
+        f"{sum(row['injected'] == 'healthy' for row in rows)}."
+    )
+    old = f" The old one (commit 298450d) was asked of {len(asked)}: {sum(one['verdict'] for one in asked)} right."
+    return "\n".join([*lines, "", said + (old if asked else "")]) + "\n"
+
+
+def _first_said(counts: dict[str, int], kind: str) -> tuple[str, str, str]:
+    others = ", ".join(f"{other} {count}" for other, count in counts.items() if other != kind)
+    return (str(sum(counts.values())), str(counts.get(kind, 0)), others) if counts else ("–", "–", "")
+
+
+def kineto() -> str:
+    """Traces of torch's profiler, read by both: the same percentages, and how long it takes."""
+    report = newest("kineto_peers")
+    theirs = f"HolisticTraceAnalysis {report['versions']['HolisticTraceAnalysis']}"
+    lines = [
+        f"| trace | ranks | idle / compute / other / overlap, % | {theirs} says | points apart | stoker | it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in report["traces"].items():
+        ours, hta = (_shares(row[who][0]) for who in ("stoker", "hta"))
+        times = f"{row['stoker_s']:.2f} s | {row['hta_s']:.2f} s"
+        lines.append(f"| {name} | {row['ranks']} | {ours} | {hta} | {row['points_apart']:.2f} | {times} |")
     return "\n".join(lines) + "\n"
 
 
-def _first_said(counts: dict[str, int], kind: str) -> tuple[str, str]:
-    others = ", ".join(f"{other} {count}" for other, count in counts.items() if other != kind)
-    return (str(counts.get(kind, 0)) if counts else "–"), others
+def _shares(row: list[float | None]) -> str:
+    return " / ".join("–" if one is None else f"{one:.4g}" for one in row)

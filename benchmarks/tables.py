@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kept_runs import LAST, Spread, newest, runs
-from scenario_tables import confusion, foreign, scenario_runs, scenarios
+from scenario_tables import confusion, foreign, kineto, scenario_runs, scenarios
 
 ROOT = Path(__file__).parent.parent
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -458,6 +458,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scenarios": scenarios,
     "confusion": confusion,
     "foreign": foreign,
+    "kineto": kineto,
     "scenario_runs": scenario_runs,
     "summary": summary,
 }

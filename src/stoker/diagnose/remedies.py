@@ -26,8 +26,9 @@ def feed(features: Features, cause: str) -> tuple[str, ...]:
         "lock": ("py-spy dump --pid WORKER names the line the workers sleep in", _AHEAD),
         "unknown": ("stoker watch -- COMMAND records worker states and stacks, which name the cause", _AHEAD),
     }
-    alone = cause == "lock" and features.host is not None and features.host.workers < 0.5
-    if cause in ("cpu", "too_few_workers") or alone:
+    if cause == "lock" and features.host is not None and features.host.workers < 0.5:
+        return (_sleepers(features), _OFFLINE)
+    if cause in ("cpu", "too_few_workers"):
         return (*_threads(features), *_workers(features), _OFFLINE)
     return (_raise_quota(features), _OFFLINE) if cause == "quota" else fixed[cause]
 
@@ -41,6 +42,14 @@ def _threads(features: Features) -> tuple[str, ...]:
     return (f"one thread a worker: torch.set_num_threads(1) in worker_init_fn, OMP_NUM_THREADS=1; {asked}",)
 
 
+def _sleepers(features: Features) -> str:
+    """How many workers keep up where one batch after the other is waited for: that takes no cores."""
+    wait = min(features.loop.share["data"], 0.95)
+    need = math.ceil(1 / (1 - wait))
+    pace = f"batches come at {percent(1 - wait)} of the pace"
+    return f"DataLoader(num_workers={need}): {pace}, and workers wait at the same time"
+
+
 def _workers(features: Features) -> tuple[str, ...]:
     """How many workers keep up, as far as the cores that are allowed go."""
     host, wait = features.host, features.loop.share["data"]
@@ -50,7 +59,8 @@ def _workers(features: Features) -> tuple[str, ...]:
     making = max(have if known(have) else round(host.wait_busy), 1)
     need = math.ceil(making / (1 - wait))
     room = max(int(host.allowed) - 1, 1)
-    if making >= room and need > room:
+    in_the_loop = known(have) and have < 0.5  # the first worker takes nobody's core but the loop's
+    if making >= room and need > room and not (in_the_loop and host.allowed >= 2):
         busy = f"{counted(round(making), 'worker')} for {counted(host.allowed, 'core')}"
         return (f"a batch must become cheaper: more workers find no core ({busy}, {host.busy:.1f} busy)",)
     are = "is" if host.allowed == 1 else "are"

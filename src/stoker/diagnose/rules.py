@@ -155,7 +155,7 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     """Why what was seen is not enough to call a run healthy."""
     card, loop = seen.card, seen.loop
     if card is None and (not loop.steps or seen.facts.get("gpu")):
-        return "the GPU was not read"
+        return "the GPU was not read" if loop.steps else "no step was seen, and the GPU was not read"
     if 0 < loop.steps < at("enough_steps"):
         return f"only {counted(loop.steps, 'step')} ended"
     if seen.ended and seen.ended not in _ENDED_WELL:

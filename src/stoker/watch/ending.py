@@ -78,7 +78,9 @@ def ending(
     told = _told_to_end(signals)
     if not status:
         told = told or _heeded(folder)
-        return Ending(line=plain, **_after_signal(told)) if told else Ending(line=plain)
+        return (
+            Ending(line=plain, **_after_signal(told)) if told else _thread_died(folder) or Ending(line=plain)
+        )
     ranks = _ranks(folder)
     excepted = _excepted(folder, ranks, exits)
     first = _first(
@@ -113,6 +115,23 @@ def out_of_memory(oom_kills: int, pids: Iterable[int]) -> str:
     if oom_kills > 0:
         return "out of memory (cgroup)"
     return "out of memory (machine)" if _killed_for_memory().intersection(pids) else ""
+
+
+def _thread_died(folder: Path) -> Ending | None:
+    """The loop's own thread died of an exception; the process went on, and left with 0."""
+    died = [one for one in _events(folder) if one.what == "exception" and one.facts.get("in_thread")]
+    if not died:
+        return None
+    first = _gone(died[0], None, {})
+    return Ending(
+        line=f"exit 0: the loop's thread died of {first.text}",
+        kind="crashed",
+        cause="exception",
+        text=f"{first.text} in the loop's thread (the process itself left with 0)",
+        where=first.where,
+        chain=first.chain,
+        at=first.t,
+    )
 
 
 def _more(first: _Gone, plain: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 import traceback
 from contextlib import suppress
@@ -34,8 +35,18 @@ _SETTING = re.compile(r"(-{2}[\w-]+|[A-Za-z_][\w-]*(?=['\"]?\s*[=:]))(['\"]?[\s=
 _NAMED = re.compile(r"\b(SIG[A-Z]{2,5})\b|exitcode\s*:\s*-(\d+)|got signal: (\d+)")
 
 
-def say_exception(probe: Probe, error: BaseException, *, workers: Any = ()) -> None:
-    """Tell the run of it. `workers` are a loader's processes, some of which may have died."""
+def say_exit(probe: Probe, status: Any) -> None:
+    """`sys.exit` with a code that is not 0: of the exception that is being handled, or for a reason given."""
+    error = sys.exc_info()[1]
+    if error is not None and not isinstance(error, SystemExit):
+        say_exception(probe, error)
+    elif isinstance(status, str):
+        say_exception(probe, SystemExit(status))
+
+
+def say_exception(probe: Probe, error: BaseException, *, workers: Any = (), in_thread: bool = False) -> None:
+    """Tell the run of it. `workers` are a loader's processes, some of which may have died; one `in_thread`
+    ended the loop's own thread, and not the process."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, (OSError, EOFError)) and (told := _wait_for_any(workers)):
         text = f"{told} Then {text}"
@@ -50,13 +61,19 @@ def say_exception(probe: Probe, error: BaseException, *, workers: Any = ()) -> N
         **facts,
         **({"chain": chain} if chain else {}),
         **({"where": where} if where else {}),
+        **({"in_thread": True} if in_thread else {}),
     )
 
 
 def _quiet(text: str) -> str:
     """Without what options and settings of secret names are set to; URLs are seen to where it is written."""
     known = redact_text(text)  # first: `Authorization: Bearer X` must not lose the word and keep the key
-    return _SETTING.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if is_secret(one[1]) else one[0], known)
+    return _SETTING.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if _names_secret(one[1]) else one[0], known)
+
+
+def _names_secret(name: str) -> bool:
+    """A `KeyError` says which key, and that is a name."""
+    return is_secret(name) and not name.endswith("Error")
 
 
 def _of_text(text: str) -> dict[str, Any]:
@@ -135,7 +152,7 @@ def _where(error: BaseException) -> str:
     one that it is on its way to."""
     with suppress(Exception):
         trace = error.__traceback__
-        around = traceback.extract_stack(trace.tb_frame.f_back) if trace else []
+        around = traceback.extract_stack(trace.tb_frame.f_back if trace else sys._getframe(1))
         places = [*around, *traceback.extract_tb(trace)]
         theirs = [one for one in places if os.path.dirname(one.filename) != os.path.dirname(__file__)]
         where = top_user_frame([f"{one.filename}:{one.lineno} {one.name}" for one in theirs])

@@ -116,9 +116,10 @@ def _summary(features: Features, wait: float, cause: str) -> str:
         "lock": "the loader's workers sleep, on neither disk nor CPU",
         "unknown": "why is not visible in this recording",
     }
-    if cause == "lock" and features.host and features.host.workers < 0.5:
+    alone = features.host is None or not features.host.workers >= 0.5
+    if cause == "lock" and alone:
         because["lock"] = "the loop itself makes them (num_workers=0) and sleeps, on neither disk nor CPU"
-    where = line_in(features, "data")
+    where = line_in(features, "data") if alone else ""  # with workers it is but the line that waits for them
     within = f", in {where}" if where else ""
     return f"the GPU waits for data {percent(wait)} of the time: {because[cause]}{within}"
 

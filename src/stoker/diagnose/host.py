@@ -35,6 +35,7 @@ class Host:
     delay: float  # share of time that what makes batches could run and did not get a core
     rank_delay: float  # the same of the trainers' own threads
     trainer_cpu: float  # cores the trainers' own threads use, mean
+    beside: float  # cores that the other threads of the trainers use, all together
     loader_cores: float  # that the loader's workers use and would use if they got them
     workers: float  # how many loader workers were seen
     workers_running: float  # while the loop waits
@@ -55,6 +56,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     shm_peak, shm_grew, shm_full_in_s = _shm(one.samples)
     one = _while_looping(recording, one)
     samples, busy = one.samples, _busy_cores(one)
+    trainers = max(sum(rank.node == one.node for rank in recording.ranks), 1)
     waiting = _waiting(samples, line)
     workers = samples.mean("workers")
     delay = ratio(samples.mean("workers_delay"), workers) if workers >= 0.5 else samples.mean("trainer_delay")
@@ -78,6 +80,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         delay=delay,
         rank_delay=samples.mean("trainer_delay"),
         trainer_cpu=samples.mean("trainer_cpu"),
+        beside=max(samples.mean("trainer_cores") - trainers * samples.mean("trainer_cpu"), 0.0),
         loader_cores=samples.mean("workers_cpu") + samples.mean("workers_delay"),
         workers=workers,
         workers_running=samples.mean("workers_running"),

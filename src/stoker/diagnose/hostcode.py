@@ -183,7 +183,9 @@ def _held(features: Features) -> list[Spent]:
     if count < at("held") * stacks.late:
         return []
     waits = sum(features.loop.share[name] for name in ("data", "collective", "checkpoint", "startup", "copy"))
-    share = 1.0 - host.trainer_cpu - max(host.rank_delay, 0.0) - waits
+    # The loop also waits for a core, because of that thread or of others: for each by the cores they use.
+    others = max(host.others, 0.0) / max(max(host.others, 0.0) + host.beside, 0.01)
+    share = 1.0 - host.trainer_cpu - max(host.rank_delay, 0.0) * others - waits
     return [Spent(what="gil", share=share, looks=count, lines=(line,))] if share == share else []
 
 

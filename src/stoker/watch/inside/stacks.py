@@ -28,7 +28,7 @@ _LINES = 200  # that are kept apart; the rest of a long run's go by what they do
 _SHOWN = 40
 _FIRST_WRITE_S, _WRITE_SHARE = 1.0, 0.1  # of the time looked at: a day of looks is written some 100 times
 _MOST_BETWEEN_S = 60.0
-_BUSY = 0.2  # of a core: a thread that waits uses none
+_BUSY = 0.1  # of a core: a thread that waits uses none, one that computes may have to share its core with ten
 _LATE_S = 0.003  # an idle interpreter is had within a millisecond, a held one after its switch interval of 5
 
 

@@ -40,7 +40,7 @@ _BY_LIBRARY = {
 }
 _BY_WORD = {
     "gc": r"\bgc\.collect|empty_cache",
-    "saving": r"np\.savez?|(json|pickle)\.dump|(^|[^a-z])(save|checkpoint|ckpt)($|[^a-z])",
+    "saving": r"np\.savez|(^|[^a-z])(save|checkpoint|ckpt)($|[^a-z])",
     "output": r"\bprint\(|std(out|err)\b|\btqdm|progress",
     "io": r"\bopen\(|\.(read|write|flush|recv|send|sendall|connect|getresponse)\(|fsync|urlopen|requests\."
     r"|subprocess|upload|download|np\.(save|load)\(|to_csv|(json|pickle)\.(dump|load)|copyfile|os\.(replace|rename|sync)",
@@ -54,7 +54,7 @@ _BY_WORD = {
 }
 _LIBRARIES = {what: re.compile(pattern) for what, pattern in _BY_LIBRARY.items()}
 _WORDS = {what: re.compile(pattern, re.IGNORECASE) for what, pattern in _BY_WORD.items()}
-_WAITS = ("io", "lock")  # in which anybody may wait, for anything
+_WAITS = ("io", "lock", "saving")  # in which anybody may wait, for anything
 _ASKS = ("saving", "logging", "metrics")
 _MAKES_BATCHES = re.compile(r"^(__getitem__|__getitems__|__next__|__iter__|collate.*|.*_collate)$")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR

@@ -47,7 +47,7 @@ def host_code(features: Features) -> Finding | Abstention:
     """The loop is in the program's own code, and the card has nothing to do meanwhile."""
     if not features.loop.steps or not features.stacks.seen:
         return Abstention(kind=KIND, why="nobody looked at the loop's stack")
-    found = [one for one in (*outside(features), *_gc(features), *_held(features)) if _costs(one)]
+    found = [one for one in (*outside(features), *_gc(features), *held(features)) if _costs(one)]
     if not found:
         return Abstention(kind=KIND, why="the program's own code takes little of the time")
     worst = max(found, key=lambda one: one.share)
@@ -174,15 +174,18 @@ def _gc(features: Features) -> list[Spent]:
     return [Spent(what="gc", share=min(share, 0.999), looks=stacks.gc_count, lines=lines)]
 
 
-def _held(features: Features) -> list[Spent]:
-    """Another thread holds the interpreter: looks come late, the loop neither runs nor waits for a core."""
+def held(features: Features) -> list[Spent]:
+    """Another thread holds the interpreter: looks come late, the loop neither runs nor waits for a core. That
+    may also be what a loop waits for that has asked for a batch, unless workers still make it."""
     stacks, host = features.stacks, features.host
     if host is None or not stacks.looks or stacks.late < at("held") * stacks.looks or not stacks.threads:
         return []
     line, count = max(stacks.threads.items(), key=lambda item: item[1])
     if count < at("held") * stacks.late:
         return []
-    waits = sum(features.loop.share[name] for name in ("data", "collective", "checkpoint", "startup", "copy"))
+    making = host.workers >= 0.5 and host.workers_running >= 0.5 * host.workers
+    elsewhere = ("collective", "checkpoint", "startup", "copy", *(("data",) if making else ()))
+    waits = sum(features.loop.share[name] for name in elsewhere)
     # The loop also waits for a core, because of that thread or of others: for each by the cores they use.
     others = max(host.others, 0.0) / max(max(host.others, 0.0) + host.beside, 0.01)
     share = 1.0 - host.trainer_cpu - max(host.rank_delay, 0.0) * others - waits

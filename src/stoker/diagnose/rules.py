@@ -193,6 +193,8 @@ def _health(seen: Features) -> tuple[str, ...]:
         steady = loop.share["data"] * (1 - loop.first_steps_wait)
         once = ", after the first batches" if steady < loop.share["data"] - 0.02 else ""
         waits = f"{percent(steady)} of the time waiting for data{once}"
+        if 0 < loop.share["data"] * seen.judged_s < at("least_wait_s"):
+            waits = f"{1000 * loop.share['data'] * seen.judged_s:.0f} ms waiting for data in all"
         said.append(f"{counted(loop.steps, 'step')} of {1000 * loop.median_s:.4g} ms, {waits}")
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""

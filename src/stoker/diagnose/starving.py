@@ -6,13 +6,14 @@ from stoker.diagnose import remedies
 from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features, Loop
 from stoker.diagnose.host import Host, ratio
-from stoker.diagnose.hostcode import Spent, line_in, lost_to, own_batches, speedup_without
+from stoker.diagnose.hostcode import Spent, held, line_in, lost_to, own_batches, speedup_without
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
 from stoker.formats.sizes import counted
 
 KIND = "data_starvation"
+_OF_THE_LOOP = ("lock", "unknown", "cpu")  # what a loop looks like that has its batch and not the interpreter
 
 
 def data_starvation(features: Features) -> Finding | Abstention:
@@ -31,10 +32,17 @@ def data_starvation(features: Features) -> Finding | Abstention:
             why = f"the first batches took {percent(wait)} of this recording; later ones were in time"
             return Abstention(kind=KIND, why=why)
         return Abstention(kind=KIND, why=f"the loop waited {percent(wait)} of the time for batches")
+    if wait * features.judged_s < at("least_wait_s") and not crowded:
+        why = f"{wait * features.judged_s:.2f} s of waiting for batches in all: too little to say of what"
+        return Abstention(kind=KIND, why=why)
     if _overlapped(features.card, loop):
         why = f"the loop waits {percent(wait)} of the time, but the card works off queued steps meanwhile"
         return Abstention(kind=KIND, why=why)
     cause, signs, missing = find_cause(features)
+    if cause in _OF_THE_LOOP and any(one.share >= wait / 2 for one in held(features)):
+        return Abstention(
+            kind=KIND, why="another thread holds the interpreter while the loop waits for batches"
+        )
     return priced(
         features,
         KIND,

@@ -17,6 +17,10 @@ THRESHOLDS = {
     "data_share": Threshold(
         0.07, "a fed loop waits 0.2-0.3% of the time for batches; 7% is a day in two weeks"
     ),
+    "least_wait_s": Threshold(
+        0.25,
+        "seconds of waiting in all: half a second of quick steps has hiccups, as many looks need as long",
+    ),
     "overlapped_util": Threshold(97, "a card this busy while the loop waits is working off queued steps"),
     "burst": Threshold(0.7, "above it the usual batch is in time and a few late ones are the problem"),
     "first_batch": Threshold(0.7, "above it the wait is the first batch's, which a longer run pays once"),

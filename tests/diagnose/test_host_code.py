@@ -191,6 +191,23 @@ def test_a_disk_that_others_read_is_not_what_a_job_waits_for() -> None:
     assert "DataLoader(num_workers=" in told["others'"].remedy[0]
 
 
+@pytest.mark.parametrize(
+    ("workers", "wait_s", "steps", "kind"),
+    [
+        (0, 0.008, STEPS, "healthy"),  # collating in the loop itself is a part of the step
+        (1, 0.008, STEPS, "data_starvation"),
+        (0, 0.02, STEPS, "data_starvation"),
+        (1, 0.08, 2, "healthy"),  # 160 ms in all
+    ],
+)
+def test_waits_that_are_a_part_of_a_step_or_a_moment_are_no_starvation(
+    workers: int, wait_s: float, steps: int, kind: str
+) -> None:
+    host = read_host(workers=float(workers), workers_cpu=float(workers), trainer_cpu=1.0, workers_running=1.0)
+    run = recording(hosts=(host,), facts={"loader": {"num_workers": workers}})
+    assert first(loading(run, late=range(steps), wait_s=wait_s)).kind == kind
+
+
 def test_a_thread_that_holds_the_interpreter_is_named_also_without_a_free_core() -> None:
     """As recorded with `taskset -c 0`: the loop wants the core as well as the interpreter."""
     line = "/home/me/train.py:109 count (thread monitor)"

@@ -27,8 +27,9 @@ def data_starvation(features: Features) -> Finding | Abstention:
     wait = loop.share["data"]
     steady = wait * (1 - loop.first_steps_wait) / max(1 - loop.share["startup"], 0.05)
     crowded = _crowded_out(features)
-    if steady < at("data_share") and not crowded:
-        if wait >= at("data_share"):
+    least = _least_share(features)
+    if steady < least and not crowded:
+        if wait >= least:
             why = f"the first batches took {percent(wait)} of this recording; later ones were in time"
             return Abstention(kind=KIND, why=why)
         return Abstention(kind=KIND, why=f"the loop waited {percent(wait)} of the time for batches")
@@ -55,6 +56,12 @@ def data_starvation(features: Features) -> Finding | Abstention:
         remedy=remedies.feed(features, cause),
         missing=missing,
     )
+
+
+def _least_share(features: Features) -> float:
+    """Of the time: a loader without workers makes its batches in the loop itself, and is judged as such."""
+    alone = features.fact("num_workers") == 0 and features.host is not None and features.host.workers < 0.5
+    return at("own_loop") if alone else at("data_share")
 
 
 def _own_loop(features: Features, own: Spent) -> Finding:

@@ -129,7 +129,8 @@ THRESHOLDS = {
     ),
     # --- the program's own code
     "own_loop": Threshold(
-        0.1, "of the time making batches in the loop itself: a get_batch from a mapped file takes 1-5%"
+        0.1,
+        "of the time making batches in the loop itself, or by a loader without workers: usually 1-5%",
     ),
     "host_code": Threshold(0.1, "of the time in one thing that is known: logging, metrics, output, files"),
     "other_code": Threshold(

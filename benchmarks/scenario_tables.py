@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kept_runs import newest
+from kept_runs import newest, runs
 
 
 def scenarios() -> str:
@@ -20,13 +20,13 @@ def scenarios() -> str:
         got = report[who]
         counts = " | ".join(str(got[key]) for key in ("false_alarms", "no_verdict", "right_runs"))
         rows.append(f"| {label} | {got['precision']:.3f} | {got['recall']:.3f} | {counts} |")
-    causes, runs = report["causes"], report["scenarios"]
+    causes, each = report["causes"], report["scenarios"]
     said = (
         f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none."
     )
-    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in runs.values())
+    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in each.values())
     quiet = f"In {crowded} of stoker's runs others kept more than 0.3 of the 2 cores busy."
-    return "\n".join([*rows, "", said, _unchanged(runs), quiet]) + "\n"
+    return "\n".join([*rows, "", said, _unchanged(each), quiet]) + "\n"
 
 
 def _unchanged(rows: dict) -> str:
@@ -89,7 +89,7 @@ def _both(right: list[str]) -> str:
 
 def foreign() -> str:
     """Other people's loops with one fault each: what was said first, and what an older version said."""
-    report = newest("foreign_shapes")
+    report, later = _whole_and_later(runs("foreign_shapes"))
     older = report.get("confusion_old") or {}
     lines = [
         "| injected | runs | found first | said instead | the old one: runs | found first | said instead |",
@@ -100,13 +100,34 @@ def foreign() -> str:
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     rows = report["rows"].values()
     asked = [row["old"] for row in rows if "old" in row]
-    said = (
+    said = [
         f"Verdict, line and number of steps right: {report['right']} of {report['runs']}; the verdict alone "
-        f"{report['verdict_right']}; healthy programs accused: {report['false_alarms']} of "
-        f"{sum(row['injected'] == 'healthy' for row in rows)}."
-    )
-    old = f" The old one (commit 298450d) was asked of {len(asked)}: {sum(one['verdict'] for one in asked)} right."
-    return "\n".join([*lines, "", said + (old if asked else "")]) + "\n"
+        f"{report['verdict_right']}; healthy programs accused: {_accused(report)}."
+    ]
+    if asked:
+        right = sum(one["verdict"] for one in asked)
+        said.append(f"The old one (commit 298450d) was asked of {len(asked)}: {right} right.")
+    if later:
+        wrong = {name for name, row in report["rows"].items() if not row["right"]} & later["rows"].keys()
+        mended = sum(later["rows"][name]["right"] for name in wrong)
+        said.append(
+            f"Rules were mended by this run and {later['runs']} cases run again: {later['right']} right, "
+            f"{mended} of the {len(wrong)} among them that had been wrong; healthy programs accused: "
+            f"{_accused(later)}."
+        )
+    return "\n".join([*lines, "", *said]) + "\n"
+
+
+def _whole_and_later(reports: list[dict]) -> tuple[dict, dict | None]:
+    """The newest of the runs with most cases, and the one after it, of some cases again."""
+    most = max(one["runs"] for one in reports)
+    at = max(number for number, one in enumerate(reports) if one["runs"] == most)
+    return reports[at], reports[-1] if at < len(reports) - 1 else None
+
+
+def _accused(report: dict) -> str:
+    healthy = sum(row["injected"] == "healthy" for row in report["rows"].values())
+    return f"{report['false_alarms']} of {healthy}"
 
 
 def _first_said(counts: dict[str, int], kind: str) -> tuple[str, str, str]:
@@ -119,7 +140,7 @@ def kineto() -> str:
     report = newest("kineto_peers")
     theirs = f"HolisticTraceAnalysis {report['versions']['HolisticTraceAnalysis']}"
     lines = [
-        f"| trace | ranks | idle / compute / other / overlap, % | {theirs} says | points apart | stoker | it |",
+        f"| trace | ranks | idle / compute / other / overlap, % | {theirs} | points apart | stoker | it |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in report["traces"].items():

@@ -107,22 +107,25 @@ def foreign() -> str:
     if asked:
         right = sum(one["verdict"] for one in asked)
         said.append(f"The old one (commit 298450d) was asked of {len(asked)}: {right} right.")
-    if later:
-        wrong = {name for name, row in report["rows"].items() if not row["right"]} & later["rows"].keys()
-        mended = sum(later["rows"][name]["right"] for name in wrong)
-        said.append(
-            f"Rules were mended by this run and {later['runs']} cases run again: {later['right']} right, "
-            f"{mended} of the {len(wrong)} among them that had been wrong; healthy programs accused: "
-            f"{_accused(later)}."
-        )
+    said += [_again(report, one) for one in later]
     return "\n".join([*lines, "", *said]) + "\n"
 
 
-def _whole_and_later(reports: list[dict]) -> tuple[dict, dict | None]:
-    """The newest of the runs with most cases, and the one after it, of some cases again."""
+def _again(report: dict, later: dict) -> str:
+    """Rules are mended by a run; this is what they then said of some of its cases."""
+    wrong = {name for name, row in report["rows"].items() if not row["right"]} & later["rows"].keys()
+    mended = sum(later["rows"][name]["right"] for name in wrong)
+    return (
+        f"After mends, {later['runs']} cases again: {later['right']} right, among them {mended} of "
+        f"{len(wrong)} that had been wrong; healthy programs accused: {_accused(later)}."
+    )
+
+
+def _whole_and_later(reports: list[dict]) -> tuple[dict, list[dict]]:
+    """The newest of the runs with most cases, and those after it, of some cases again."""
     most = max(one["runs"] for one in reports)
     at = max(number for number, one in enumerate(reports) if one["runs"] == most)
-    return reports[at], reports[-1] if at < len(reports) - 1 else None
+    return reports[at], reports[at + 1 :]
 
 
 def _accused(report: dict) -> str:

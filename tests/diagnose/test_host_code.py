@@ -208,6 +208,20 @@ def test_waits_that_are_a_part_of_a_step_or_a_moment_are_no_starvation(
     assert first(loading(run, late=range(steps), wait_s=wait_s)).kind == kind
 
 
+def test_a_loop_that_gets_no_core_because_of_others_is_not_told_that_its_workers_sleep() -> None:
+    """As recorded on two cores with eighteen processes that wanted them."""
+    crowd = {
+        "core.0": 100.0,
+        "core.1": 100.0,
+        "trainer_cores": 0.2,
+        "trainer_cpu": 0.2,
+        "trainer_delay": 0.62,
+    }
+    host = read_host(**crowd, workers=1.0, workers_running=0.08, workers_cpu=0.1, workers_delay=0.05)
+    run = recording(hosts=(host,), facts={"loader": {"num_workers": 1}})
+    assert first(loading(run, late=range(0, STEPS, 2), wait_s=0.08)).cause == "contention"
+
+
 def test_a_thread_that_holds_the_interpreter_is_named_also_without_a_free_core() -> None:
     """As recorded with `taskset -c 0`: the loop wants the core as well as the interpreter."""
     line = "/home/me/train.py:109 count (thread monitor)"

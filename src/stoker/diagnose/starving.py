@@ -222,10 +222,13 @@ def _full(host: Host, features: Features) -> tuple[str, str]:
 
 
 def _delayed(host: Host, features: Features) -> tuple[str, str]:
+    crowded = above(host.others, at("others") * host.allowed)
+    if crowded and above(host.rank_delay, max(at("delay"), host.delay)):  # it has its batch, and no core
+        sign = f"the loop itself could run and got no core {percent(min(host.rank_delay, 1))} of the time"
+        return "contention", f"{sign}; {host.others:.1f} cores are others'"
     if not above(host.delay, at("delay")):
         return "", ""
     sign = f"what makes batches could run and got no core {percent(min(host.delay, 1))} of the time"
-    crowded = above(host.others, at("others") * host.allowed)
     return ("contention" if crowded else "cpu"), f"{sign}; {max(host.others, 0):.1f} cores are others'"
 
 

@@ -8,16 +8,21 @@ are held against what was put in. Kept are the rows and a confusion matrix: inje
     python benchmarks/foreign_shapes.py --old CHECKOUT    # and what an older one says: twice as long
     python benchmarks/foreign_shapes.py own_loop gan      # these programs only
     python benchmarks/foreign_shapes.py --out FILE …      # kept elsewhere
+    python benchmarks/foreign_shapes.py --rows FOLDER --seconds 270   # in pieces, several at once: a case is
+                                                          # run once; kept when all of them are there, with
+                                                          # what --old said of those it was asked for
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import asdict
 from importlib import metadata
@@ -38,20 +43,44 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*", default=None)
     parser.add_argument("--old", type=Path, help="a checkout of an older stoker, to be asked too")
     parser.add_argument("--out", type=Path, default=RESULTS / "foreign_shapes.json")
+    parser.add_argument("--rows", type=Path, help="a folder of cases that were run: others are")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so many")
     given = parser.parse_args()
-    rows: dict[str, dict] = {}
-    for case in cases():
-        wanted = not given.programs or case.program in given.programs
-        if wanted and (given.faults is None or case.fault in given.faults):
-            rows[case.name] = row = run(case)
-            if given.old:
-                row["old"] = run_old(case, given.old)
-            print(
-                f"{'right' if row['right'] else 'WRONG'}  {case.name}: {row['first']} {row['cause']}",
-                flush=True,
-            )
-            keep(given.out, report(rows))
-    print(report(rows)["right"], "of", len(rows))
+    wanted = [one for one in cases() if not given.programs or one.program in given.programs]
+    wanted = [one for one in wanted if given.faults is None or one.fault in given.faults]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.rows or Path(scratch)
+        folder.mkdir(exist_ok=True)
+        until = time.monotonic() + given.seconds
+        for case in wanted:
+            if time.monotonic() < until:
+                run_once(case, folder / f"{case.name}.json", old=given.old)
+        rows = {case.name: row for case in wanted if (row := read(folder / f"{case.name}.json"))}
+    if len(rows) == len(wanted):
+        keep(given.out, report(rows))
+    print(report(rows)["right"], "of", len(rows), "right;", len(wanted) - len(rows), "were not run")
+
+
+def run_once(case: Case, path: Path, *, old: Path | None) -> None:
+    """Its row, in a file of its own; the empty file is a claim."""
+    try:
+        path.open("x").close()
+    except FileExistsError:
+        row = read(path)
+        if old and row and "old" not in row:
+            path.write_text(json.dumps({**row, "old": run_old(case, old)}))
+        return
+    row = run(case)
+    if old:
+        row["old"] = run_old(case, old)
+    path.write_text(json.dumps(row))
+    said = "right" if row["right"] else "WRONG"
+    print(f"{said}  {case.name}: {row['first']} {row['cause']}", flush=True)
+
+
+def read(path: Path) -> dict:
+    text = path.read_text() if path.exists() else ""
+    return json.loads(text) if text else {}
 
 
 def _environ(source: Path) -> dict[str, str]:

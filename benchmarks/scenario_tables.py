@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kept_runs import newest
+from kept_runs import newest, runs
 
 
 def scenarios() -> str:
@@ -20,13 +20,13 @@ def scenarios() -> str:
         got = report[who]
         counts = " | ".join(str(got[key]) for key in ("false_alarms", "no_verdict", "right_runs"))
         rows.append(f"| {label} | {got['precision']:.3f} | {got['recall']:.3f} | {counts} |")
-    causes, runs = report["causes"], report["scenarios"]
+    causes, each = report["causes"], report["scenarios"]
     said = (
         f"Cause of a starved loader right: stoker {causes['right']} of {causes['of']}; traceml-ai has none."
     )
-    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in runs.values())
+    crowded = sum(row["stoker"].get("others_cores", 0) > 0.3 for row in each.values())
     quiet = f"In {crowded} of stoker's runs others kept more than 0.3 of the 2 cores busy."
-    return "\n".join([*rows, "", said, _unchanged(runs), quiet]) + "\n"
+    return "\n".join([*rows, "", said, _unchanged(each), quiet]) + "\n"
 
 
 def _unchanged(rows: dict) -> str:
@@ -89,20 +89,69 @@ def _both(right: list[str]) -> str:
 
 def foreign() -> str:
     """Other people's loops with one fault each: what was said first, and what an older version said."""
-    report = newest("foreign_shapes")
+    report, later = _whole_and_later(runs("foreign_shapes"))
     older = report.get("confusion_old") or {}
-    head = f"{report['right']} of {report['runs']} right, with line and steps"
     lines = [
-        f"| injected ({head}; {report['false_alarms']} false alarms) | runs | found first | said instead "
-        "| the version before found | said instead |",
-        "|---|---|---|---|---|---|",
+        "| injected | runs | found first | said instead | the old one: runs | found first | said instead |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, said in report["confusion"].items():
         cells = [cell for one in (said, older.get(kind, {})) for cell in _first_said(one, kind)]
-        lines.append(f"| {kind} | {sum(said.values())} | {' | '.join(cells)} |")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    rows = report["rows"].values()
+    asked = [row["old"] for row in rows if "old" in row]
+    said = [
+        f"Verdict, line and number of steps right: {report['right']} of {report['runs']}; the verdict alone "
+        f"{report['verdict_right']}; healthy programs accused: {_accused(report)}."
+    ]
+    if asked:
+        right = sum(one["verdict"] for one in asked)
+        said.append(f"The old one (commit 298450d) was asked of {len(asked)}: {right} right.")
+    said += [_again(report, one) for one in later]
+    return "\n".join([*lines, "", *said]) + "\n"
+
+
+def _again(report: dict, later: dict) -> str:
+    """Rules are mended by a run; this is what they then said of some of its cases."""
+    wrong = {name for name, row in report["rows"].items() if not row["right"]} & later["rows"].keys()
+    mended = sum(later["rows"][name]["right"] for name in wrong)
+    return (
+        f"After mends, {later['runs']} cases again: {later['right']} right, among them {mended} of "
+        f"{len(wrong)} that had been wrong; healthy programs accused: {_accused(later)}."
+    )
+
+
+def _whole_and_later(reports: list[dict]) -> tuple[dict, list[dict]]:
+    """The newest of the runs with most cases, and those after it, of some cases again."""
+    most = max(one["runs"] for one in reports)
+    at = max(number for number, one in enumerate(reports) if one["runs"] == most)
+    return reports[at], reports[at + 1 :]
+
+
+def _accused(report: dict) -> str:
+    healthy = sum(row["injected"] == "healthy" for row in report["rows"].values())
+    return f"{report['false_alarms']} of {healthy}"
+
+
+def _first_said(counts: dict[str, int], kind: str) -> tuple[str, str, str]:
+    others = ", ".join(f"{other} {count}" for other, count in counts.items() if other != kind)
+    return (str(sum(counts.values())), str(counts.get(kind, 0)), others) if counts else ("–", "–", "")
+
+
+def kineto() -> str:
+    """Traces of torch's profiler, read by both: the same percentages, and how long it takes."""
+    report = newest("kineto_peers")
+    theirs = f"HolisticTraceAnalysis {report['versions']['HolisticTraceAnalysis']}"
+    lines = [
+        f"| trace | ranks | idle / compute / other / overlap, % | {theirs} | points apart | stoker | it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in report["traces"].items():
+        ours, hta = (_shares(row[who][0]) for who in ("stoker", "hta"))
+        times = f"{row['stoker_s']:.2f} s | {row['hta_s']:.2f} s"
+        lines.append(f"| {name} | {row['ranks']} | {ours} | {hta} | {row['points_apart']:.2f} | {times} |")
     return "\n".join(lines) + "\n"
 
 
-def _first_said(counts: dict[str, int], kind: str) -> tuple[str, str]:
-    others = ", ".join(f"{other} {count}" for other, count in counts.items() if other != kind)
-    return (str(counts.get(kind, 0)) if counts else "–"), others
+def _shares(row: list[float | None]) -> str:
+    return " / ".join("–" if one is None else f"{one:.4g}" for one in row)

@@ -30,4 +30,4 @@ def test_a_log_that_cannot_be_written_changes_no_exit_code(
 
 def test_where_there_is_no_verdict_it_says_why(run_stoker: Callable[..., Any]) -> None:
     done = run_stoker("watch", "--out", "run", "--gpu", "none", "--", "true")
-    assert "why not\n  - healthy: the GPU was not read" in done.stderr
+    assert "why not\n  - healthy: no step was seen, and the GPU was not read" in done.stderr

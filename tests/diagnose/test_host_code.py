@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from stoker.diagnose.features import features
 from stoker.diagnose.ledger import ledger
 from stoker.diagnose.rules import diagnose
 from stoker.diagnose.timeline import timeline
@@ -15,6 +18,7 @@ from stoker.recording import (
     KINDS,
     Event,
     GpuRecord,
+    HostRecord,
     RankRecord,
     Recording,
     Samples,
@@ -51,7 +55,7 @@ def recording(
         rank=0, node="a", gpu=0, spans=spans, steps=steps, memory=nothing, events=events, stacks=stacks
     )
     whole: dict[str, Any] = {"wall_s": STEPS * STEP_S, "ended": "exit 0", "gpus": (), "facts": {}, **more}
-    return Recording(title="train.py", ranks=(rank,), hosts=(), **whole)
+    return Recording(title="train.py", ranks=(rank,), **{"hosts": (), **whole})
 
 
 def seen(what: str, line: str, *, inside: str = "", share: float = 1.0) -> Seen:
@@ -125,6 +129,114 @@ def test_time_after_the_loop_was_left_is_no_hang(what: str) -> None:
     assert "host_hang" not in {one.kind for one in diagnose(run).findings}
     assert timeline(run.ranks[0], wall_s=40.0, ended="exit 1").seconds()["stalled"] == 0
     assert diagnose(recording(wall_s=40.0, ended="running")).findings[0].kind == "host_hang"
+
+
+def read_host(**readings: float) -> HostRecord:
+    """Of two cores, read ten times a second while the hundred steps go on."""
+    t = np.arange(0.1, STEPS * STEP_S, 0.1)
+    columns = {"core.0": 100.0, "core.1": 20.0, "trainer_cores": 1.0, "trainer_delay": 0.0, **readings}
+    samples = Samples(t=t, columns={name: np.full(len(t), value) for name, value in columns.items()})
+    return HostRecord(node="a", cpus=2, quota_cores=math.inf, samples=samples)
+
+
+def loading(run: Recording, *, late: Iterable[int], wait_s: float) -> Recording:
+    """The same with waits for batches: those of these steps are long."""
+    (rank,) = run.ranks
+    starts = rank.steps.start + 0.01
+    ends = starts + np.where(np.isin(np.arange(STEPS), list(late)), wait_s, 0.0001)
+    spans = Spans(
+        kind=np.concatenate([rank.spans.kind, np.full(STEPS, KINDS.index("data"), np.uint8)]),
+        start=np.concatenate([rank.spans.start, starts]),
+        end=np.concatenate([rank.spans.end, ends]),
+        step=np.concatenate([rank.spans.step, rank.spans.step]),
+        bytes=np.zeros(2 * STEPS, np.int64),
+    )
+    return replace(run, ranks=(replace(rank, spans=spans),))
+
+
+def test_workers_started_anew_at_every_epoch_are_named_and_kept_and_none_are_taken_away() -> None:
+    firsts = range(1, STEPS, 10)
+    events = tuple(Event(t=i * STEP_S + 0.01, what="workers started", text="") for i in firsts)
+    run = recording(
+        events=events,
+        facts={"loader": {"num_workers": 16}},
+        hosts=(read_host(workers=16.0, workers_cpu=0.5),),
+    )
+    found = first(loading(run, late=firsts, wait_s=0.089))
+    assert (found.kind, found.cause) == ("data_starvation", "startup")
+    assert "persistent_workers=True" in found.remedy[0]
+    assert not any("num_workers=" in one for one in found.remedy)
+
+
+def test_a_full_shm_is_no_finding_of_a_job_whose_loader_has_no_workers() -> None:
+    full = read_host(shm_used=95e9, shm_total=100e9, workers=0.0)
+    run = recording(hosts=(full,), facts={"loader": {"num_workers": 0}})
+    assert first(run).kind == "healthy"
+    busy = recording(hosts=(read_host(shm_used=95e9, shm_total=100e9, workers=2.0),))
+    assert first(busy).kind == "shm_pressure"
+
+
+def test_a_disk_that_others_read_is_not_what_a_job_waits_for() -> None:
+    """With idle cores and a loop that sleeps in its own dataset: it was called small reads."""
+    others = {"disk_read": 5e6, "disk_reads": 800.0, "core.0": 10.0, "core.1": 10.0, "trainer_cpu": 0.05}
+    told = {}
+    for name, own in (("own", 5e6), ("others'", 0.0)):
+        host = read_host(**others, trainer_disk=own, workers=0.0, workers_cpu=0.0, workers_disk=0.0)
+        told[name] = first(loading(recording(computing=0.3, hosts=(host,)), late=range(STEPS), wait_s=0.06))
+    assert {name: (one.kind, one.cause) for name, one in told.items()} == {
+        "own": ("data_starvation", "small_reads"),
+        "others'": ("data_starvation", "lock"),
+    }
+    assert "num_workers=0" in told["others'"].summary
+    assert "DataLoader(num_workers=" in told["others'"].remedy[0]
+
+
+@pytest.mark.parametrize(
+    ("workers", "wait_s", "steps", "kind"),
+    [
+        (0, 0.008, STEPS, "healthy"),  # collating in the loop itself is a part of the step
+        (1, 0.008, STEPS, "data_starvation"),
+        (0, 0.02, STEPS, "data_starvation"),
+        (1, 0.08, 2, "healthy"),  # 160 ms in all
+    ],
+)
+def test_waits_that_are_a_part_of_a_step_or_a_moment_are_no_starvation(
+    workers: int, wait_s: float, steps: int, kind: str
+) -> None:
+    host = read_host(workers=float(workers), workers_cpu=float(workers), trainer_cpu=1.0, workers_running=1.0)
+    run = recording(hosts=(host,), facts={"loader": {"num_workers": workers}})
+    assert first(loading(run, late=range(steps), wait_s=wait_s)).kind == kind
+
+
+def test_a_loop_that_gets_no_core_because_of_others_is_not_told_that_its_workers_sleep() -> None:
+    """As recorded on two cores with eighteen processes that wanted them."""
+    crowd = {
+        "core.0": 100.0,
+        "core.1": 100.0,
+        "trainer_cores": 0.2,
+        "trainer_cpu": 0.2,
+        "trainer_delay": 0.62,
+    }
+    host = read_host(**crowd, workers=1.0, workers_running=0.08, workers_cpu=0.1, workers_delay=0.05)
+    run = recording(hosts=(host,), facts={"loader": {"num_workers": 1}})
+    assert first(loading(run, late=range(0, STEPS, 2), wait_s=0.08)).cause == "contention"
+
+
+def test_a_thread_that_holds_the_interpreter_is_named_also_without_a_free_core() -> None:
+    """As recorded with `taskset -c 0`: the loop wants the core as well as the interpreter."""
+    line = "/home/me/train.py:109 count (thread monitor)"
+    stacks = Stacks(seconds=10.0, looks=88, late=34, threads={line: 33})
+    crowded = read_host(**{"core.0": 100.0, "core.1": 100.0, "trainer_cpu": 0.25, "trainer_delay": 0.42})
+    looked = replace(stacks, seen=(seen("compute", "/home/me/train.py:61 main", inside="forward"),))
+    found = first(recording(stacks=looked, hosts=(crowded,)))
+    assert (found.kind, found.cause) == ("host_code", "gil")
+    assert line in found.summary
+
+
+def test_what_the_interpreter_takes_apart_when_the_program_is_over_is_not_judged() -> None:
+    over = Event(t=10.0, what="leaving", text="the program is over")
+    assert features(recording(wall_s=40.0, events=(over,))).judged_s == pytest.approx(10.0)
+    assert features(recording(wall_s=40.0, events=(over,), ended="exit 1")).judged_s == pytest.approx(40.0)
 
 
 def test_the_cards_ledger_sums_to_the_whole_and_says_what_the_host_did_meanwhile() -> None:

@@ -105,6 +105,7 @@ def test_a_rank_that_never_joined_is_named_with_its_stack() -> None:
     assert [one.kind for one in found] == ["collective_hang"]
     assert "rank 1 never joined" in found[0].summary
     assert any("train.py:7" in text for text in found[0].evidence)
+    assert found[0].summary.endswith("rank 1 never joined but stood in train.py:7 sleep")
 
 
 def test_a_rank_that_skipped_a_collective_is_named_by_its_count() -> None:
@@ -190,6 +191,7 @@ def test_a_loop_that_stands_without_any_rank_waiting_is_a_host_hang() -> None:
     found = diagnose(run_of(loop_rank(0, steps=40, step_s=0.1, events=(away,)), wall_s=20.0)).findings
     assert [one.kind for one in found] == ["host_hang"]
     assert any("train.py:7" in text for text in found[0].evidence)
+    assert "train.py:7 wait" in found[0].summary, "the headline has the line that the card knows"
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,10 @@ def test_steps_that_go_on_without_any_span_are_no_stall() -> None:
     assert of([], wall_s=20, ends=[i / 2 for i in range(1, 41)]) == {"unattributed": 20}
 
 
+def test_of_a_process_seen_from_outside_nobody_can_tell_that_it_stands() -> None:
+    assert of([], wall_s=60) == {"unattributed": 60}
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in RUNS.glob("*.jsonl")))
 def test_both_sides_of_the_ledger_of_every_recording_sum_to_its_wall_time(name: str) -> None:
     recording = read_flat(RUNS / f"{name}.jsonl")

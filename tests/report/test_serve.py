@@ -68,6 +68,13 @@ def test_with_a_token_only_its_holder_reads() -> None:
         assert ask(bare, Authorization=f"Bearer {TOKEN}")[0] == 200
 
 
+def test_a_token_that_was_given_is_not_told_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(LOCAL, ROUTES, token=TOKEN) as server:
+        assert TOKEN in server.url_of("/"), "made here: who else should tell it"
+        monkeypatch.setenv("STOKER_TOKEN", TOKEN)
+        assert TOKEN not in server.url_of("/")
+
+
 def test_others_may_not_be_let_in_without_a_token() -> None:
     with pytest.raises(UsageError, match="can be reached by others"):
         Server(Address(host="0.0.0.0", port=0), ROUTES)

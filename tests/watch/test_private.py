@@ -79,6 +79,12 @@ def test_what_an_exception_says_of_options_stays_but_for_their_values(probe: Pro
     assert "exit code: 12" in events.read_text()
 
 
+def test_the_key_that_a_key_error_misses_is_told(probe: Probe, tmp_path: Path) -> None:
+    say_exception(probe, KeyError("layers.0.attn.key.weight"))
+    (events,) = tmp_path.glob("events-*.jsonl")
+    assert "KeyError: 'layers.0.attn.key.weight'" in events.read_text()
+
+
 @pytest.fixture
 def probe(tmp_path: Path) -> Probe:
     return Probe(tmp_path)

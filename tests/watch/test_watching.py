@@ -117,6 +117,15 @@ def test_a_task_that_comes_late_joins_the_run_of_its_launch(
         watch(["true"], options(tmp_path))
 
 
+def test_cores_are_those_that_the_trainer_may_use_and_not_its_watcher(tmp_path: Path) -> None:
+    first = min(os.sched_getaffinity(0))
+    program = f"import os, torch; os.sched_setaffinity(0, [{first}]); x = torch.ones(1, requires_grad=True)"
+    program += "; [(x * 2).sum().backward() for _ in range(4)]; import time; time.sleep(1.5)"
+    watch([sys.executable, "-c", program], Options(folder=tmp_path / "run", gpu="none", hz=10))
+    (host,) = runs.read_recording(tmp_path / "run").hosts
+    assert host.cpus == 1
+
+
 def test_a_second_writer_of_samples_begins_a_part_of_its_own(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         rows = Rows(tmp_path / "host-a.rows")

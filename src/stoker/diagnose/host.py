@@ -25,7 +25,7 @@ class Host:
     )
     others: float  # cores that are busy with what is not ours
     iowait: float  # cores
-    read_bytes_s: float
+    read_bytes_s: float  # by the job, from disks
     write_bytes_s: float
     reading: float  # share of samples in which anything was read
     read_bytes: float  # of one read
@@ -35,6 +35,7 @@ class Host:
     delay: float  # share of time that what makes batches could run and did not get a core
     rank_delay: float  # the same of the trainers' own threads
     trainer_cpu: float  # cores the trainers' own threads use, mean
+    beside: float  # cores that the other threads of the trainers use, all together
     loader_cores: float  # that the loader's workers use and would use if they got them
     workers: float  # how many loader workers were seen
     workers_running: float  # while the loop waits
@@ -55,6 +56,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
     shm_peak, shm_grew, shm_full_in_s = _shm(one.samples)
     one = _while_looping(recording, one)
     samples, busy = one.samples, _busy_cores(one)
+    trainers = max(sum(rank.node == one.node for rank in recording.ranks), 1)
     waiting = _waiting(samples, line)
     workers = samples.mean("workers")
     delay = ratio(samples.mean("workers_delay"), workers) if workers >= 0.5 else samples.mean("trainer_delay")
@@ -66,7 +68,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         wait_busy=_wait_busy(samples, busy, waiting),
         others=_others(samples, busy),
         iowait=_iowait(samples, waiting) / 100 * one.cpus,
-        read_bytes_s=samples.mean("disk_read"),
+        read_bytes_s=_read_bytes_s(samples),
         write_bytes_s=samples.mean("disk_write"),
         reading=1.0 - share_below(samples.columns.get("disk_read"), below=1.0),
         read_bytes=_read_bytes(samples),
@@ -78,6 +80,7 @@ def host(recording: Recording, line: Timeline | None) -> Host | None:
         delay=delay,
         rank_delay=samples.mean("trainer_delay"),
         trainer_cpu=samples.mean("trainer_cpu"),
+        beside=max(samples.mean("trainer_cores") - trainers * samples.mean("trainer_cpu"), 0.0),
         loader_cores=samples.mean("workers_cpu") + samples.mean("workers_delay"),
         workers=workers,
         workers_running=samples.mean("workers_running"),
@@ -111,6 +114,13 @@ def _wait_busy(samples: Samples, busy: Floats, waiting: Floats) -> float:
     if "trainer_cpu" not in samples.columns:
         return _while_waiting(busy, waiting)
     return max(samples.mean("workers_cpu"), 0.0) + _while_waiting(samples.columns["trainer_cpu"], waiting)
+
+
+def _read_bytes_s(samples: Samples) -> float:
+    """From disks; of a disk that others use too, what the job itself read."""
+    own = samples.mean("trainer_disk") + max(samples.mean("workers_disk"), 0.0)
+    whole = samples.mean("disk_read")
+    return whole if math.isnan(own) else min(whole, own)
 
 
 def _read_bytes(samples: Samples) -> float:

@@ -6,6 +6,7 @@ share is never a count of samples alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from stoker.diagnose import remedies
@@ -20,13 +21,16 @@ _DOES = {
     "logging": "logging",
     "metrics": "computing metrics",
     "output": "printing",
+    "saving": "saving files by code of its own",
     "io": "waiting for files or sockets",
     "gc": "collecting garbage",
     "lock": "waiting for a lock or a queue",
     "optimizer": "updating weights by code of its own",
+    "average": "averaging weights by code of its own",
     "other": "in code of its own",
 }
 _CAUSES = ("logging", "metrics", "output", "gc", "gil", "io", "optimizer")  # everything else is "other"
+_CAUSE_OF = {"saving": "io", "average": "optimizer"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +47,11 @@ def host_code(features: Features) -> Finding | Abstention:
     """The loop is in the program's own code, and the card has nothing to do meanwhile."""
     if not features.loop.steps or not features.stacks.seen:
         return Abstention(kind=KIND, why="nobody looked at the loop's stack")
-    found = [one for one in (*outside(features), *_gc(features), *_held(features)) if _costs(one)]
+    found = [one for one in (*outside(features), *_gc(features), *held(features)) if _costs(one)]
     if not found:
         return Abstention(kind=KIND, why="the program's own code takes little of the time")
     worst = max(found, key=lambda one: one.share)
-    cause = worst.what if worst.what in _CAUSES else "other"
+    cause = _CAUSE_OF.get(worst.what, worst.what if worst.what in _CAUSES else "other")
     lost = lost_to(features, worst.share)
     where = f" in {worst.lines[0]}" if worst.lines else ""
     return priced(
@@ -59,7 +63,7 @@ def host_code(features: Features) -> Finding | Abstention:
         confidence=0.9 if worst.looks >= 20 else 0.75,
         summary=_summary(worst, where),
         evidence=tuple(_evidence(worst, found)),
-        remedy=remedies.host_code(cause),
+        remedy=remedies.host_code(worst.what),
     )
 
 
@@ -114,26 +118,45 @@ def speedup_without(features: Features, lost: float) -> float:
 
 
 def _spent(what: str, rows: list[Seen], share_a_second: float) -> Spent:
-    mine = sorted((one for one in rows if one.what == what), key=lambda one: -one.seconds)
+    mine = [one for one in rows if one.what == what]
     return Spent(
         what=what,
         share=sum(one.seconds for one in mine) * share_a_second,
         looks=sum(one.looks for one in mine),
-        lines=tuple(one.line for one in mine if one.line),
+        lines=_by_function(mine),
     )
+
+
+def _by_function(rows: list[Seen]) -> tuple[str, ...]:
+    """Their lines, those of the function that takes longest first: it may be a little of everything in it."""
+    spent = defaultdict[tuple[str, str], float](float)
+    for one in rows:
+        spent[_function(one.line)] += one.seconds
+    order = sorted(rows, key=lambda one: (-spent[_function(one.line)], -one.seconds))
+    return tuple(one.line for one in order if one.line)
+
+
+def _function(line: str) -> tuple[str, str]:
+    """File and name of `file:line name`."""
+    place, _, name = line.rpartition(" ")
+    return place.rpartition(":")[0], name
 
 
 def _merged(what: str, found: list[Spent], own: list[Seen], share_a_second: float) -> list[Spent]:
     """A hand-written update outside every span, or an optimizer of the user's own inside one."""
-    inside = sorted(own, key=lambda one: -one.seconds)
-    share = sum(one.share for one in found) + sum(one.seconds for one in inside) * share_a_second
-    lines = (*(line for one in found for line in one.lines), *(one.line for one in inside))
-    looks = sum(one.looks for one in found) + sum(one.looks for one in inside)
+    share = sum(one.share for one in found) + sum(one.seconds for one in own) * share_a_second
+    lines = (*(line for one in found for line in one.lines), *_by_function(own))
+    looks = sum(one.looks for one in found) + sum(one.looks for one in own)
     return [Spent(what=what, share=min(share, 0.999), looks=looks, lines=lines)] if looks else []
 
 
 def _costs(one: Spent) -> bool:
-    least = {"other": at("other_code"), "lock": at("other_code"), "optimizer": at("own_optimizer")}
+    least = {
+        "other": at("other_code"),
+        "lock": at("other_code"),
+        "average": at("other_code"),
+        "optimizer": at("own_optimizer"),
+    }
     return one.share >= least.get(one.what, at("host_code")) and (
         one.looks >= at("looks") or one.what == "gc"
     )
@@ -151,16 +174,21 @@ def _gc(features: Features) -> list[Spent]:
     return [Spent(what="gc", share=min(share, 0.999), looks=stacks.gc_count, lines=lines)]
 
 
-def _held(features: Features) -> list[Spent]:
-    """Another thread holds the interpreter: looks come late, the loop neither runs nor waits for a core."""
+def held(features: Features) -> list[Spent]:
+    """Another thread holds the interpreter: looks come late, the loop neither runs nor waits for a core. That
+    may also be what a loop waits for that has asked for a batch, unless workers still make it."""
     stacks, host = features.stacks, features.host
     if host is None or not stacks.looks or stacks.late < at("held") * stacks.looks or not stacks.threads:
         return []
     line, count = max(stacks.threads.items(), key=lambda item: item[1])
     if count < at("held") * stacks.late:
         return []
-    waits = sum(features.loop.share[name] for name in ("data", "collective", "checkpoint", "startup", "copy"))
-    share = 1.0 - host.trainer_cpu - max(host.rank_delay, 0.0) - waits
+    making = host.workers >= 0.5 and host.workers_running >= 0.5 * host.workers
+    elsewhere = ("collective", "checkpoint", "startup", "copy", *(("data",) if making else ()))
+    waits = sum(features.loop.share[name] for name in elsewhere)
+    # The loop also waits for a core, because of that thread or of others: for each by the cores they use.
+    others = max(host.others, 0.0) / max(max(host.others, 0.0) + host.beside, 0.01)
+    share = 1.0 - host.trainer_cpu - max(host.rank_delay, 0.0) * others - waits
     return [Spent(what="gil", share=share, looks=count, lines=(line,))] if share == share else []
 
 

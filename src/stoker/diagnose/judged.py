@@ -1,4 +1,5 @@
-"""Warm-up removal: the part of a recording that is judged begins with the first step that is like the others.
+"""Warm-up removal: the part of a recording that is judged begins with the first step that is like the others,
+and ends where the program is over: what the interpreter then takes apart is nobody's.
 
 Imports, building a model, starting CUDA, loading kernels and compiling are paid once. In a short run they
 would make every other share look small: of a 25 s trial with 14 s of start-up, copies that take a fifth of
@@ -12,24 +13,44 @@ from dataclasses import replace
 import numpy as np
 
 from stoker.diagnose.thresholds import at
-from stoker.recording import KINDS, Floats, RankRecord, Recording, kept
+from stoker.recording import KINDS, Floats, RankRecord, Recording, Samples, kept
 
+OVER = ("leaving", "the program is over")  # as the watched process says it itself
 _MOST_WARM_UPS = 5  # steps
 
 
 def from_first_step(recording: Recording) -> tuple[Recording, float]:
     """The recording without what came before any rank's first usual step, and when that was."""
-    began_s = min((_begin(rank) for rank in recording.ranks if len(rank.steps.start)), default=0.0)
-    if not 0.0 < began_s < recording.wall_s:
-        return recording, 0.0
+    whole = _until_over(recording)
+    began_s = min((_begin(rank) for rank in whole.ranks if len(rank.steps.start)), default=0.0)
+    if not 0.0 < began_s < whole.wall_s:
+        return whole, 0.0
     judged = replace(
-        recording,
-        wall_s=recording.wall_s - began_s,
-        ranks=tuple(_rank(rank, began_s) for rank in recording.ranks),
-        gpus=tuple(replace(gpu, samples=gpu.samples.since(began_s)) for gpu in recording.gpus),
-        hosts=tuple(replace(host, samples=host.samples.since(began_s)) for host in recording.hosts),
+        whole,
+        wall_s=whole.wall_s - began_s,
+        ranks=tuple(_rank(rank, began_s) for rank in whole.ranks),
+        gpus=tuple(replace(gpu, samples=gpu.samples.since(began_s)) for gpu in whole.gpus),
+        hosts=tuple(replace(host, samples=host.samples.since(began_s)) for host in whole.hosts),
     )
     return judged, began_s
+
+
+def _until_over(recording: Recording) -> Recording:
+    """Without the end of the processes, where all of them said when their program was over."""
+    said = [[one.t for one in rank.events if (one.what, one.text) == OVER] for rank in recording.ranks]
+    if recording.ended != "exit 0" or not said or not all(said):
+        return recording
+    over_s = min(max(map(max, said)), recording.wall_s)
+    return replace(
+        recording,
+        wall_s=over_s,
+        gpus=tuple(replace(one, samples=_until(one.samples, over_s)) for one in recording.gpus),
+        hosts=tuple(replace(one, samples=_until(one.samples, over_s)) for one in recording.hosts),
+    )
+
+
+def _until(samples: Samples, over_s: float) -> Samples:
+    return samples.kept(samples.t <= over_s)
 
 
 def _begin(rank: RankRecord) -> float:

@@ -26,6 +26,8 @@ def feed(features: Features, cause: str) -> tuple[str, ...]:
         "lock": ("py-spy dump --pid WORKER names the line the workers sleep in", ahead),
         "unknown": ("stoker watch -- COMMAND records worker states and stacks, which name the cause", ahead),
     }
+    if cause == "lock" and features.host is not None and features.host.workers < 0.5:
+        return (_sleepers(features), _OFFLINE)
     if cause in ("cpu", "too_few_workers"):
         return (*_threads(features), *_workers(features), _OFFLINE)
     return (_raise_quota(features), _OFFLINE) if cause == "quota" else fixed[cause]
@@ -49,6 +51,14 @@ def _threads(features: Features) -> tuple[str, ...]:
     return (f"one thread a worker: torch.set_num_threads(1) in worker_init_fn, OMP_NUM_THREADS=1; {asked}",)
 
 
+def _sleepers(features: Features) -> str:
+    """How many workers keep up where one batch after the other is waited for: that takes no cores."""
+    wait = min(features.loop.share["data"], 0.95)
+    need = math.ceil(1 / (1 - wait))
+    pace = f"batches come at {percent(1 - wait)} of the pace"
+    return f"DataLoader(num_workers={need}): {pace}, and workers wait at the same time"
+
+
 def _workers(features: Features) -> tuple[str, ...]:
     """How many workers keep up, as far as the cores that are allowed go."""
     host, wait = features.host, features.loop.share["data"]
@@ -58,7 +68,8 @@ def _workers(features: Features) -> tuple[str, ...]:
     making = max(have if known(have) else round(host.wait_busy), 1)
     need = math.ceil(making / (1 - wait))
     room = max(int(host.allowed) - 1, 1)
-    if making >= room and need > room:
+    in_the_loop = known(have) and have < 0.5  # the first worker takes nobody's core but the loop's
+    if making >= room and need > room and not (in_the_loop and host.allowed >= 2):
         busy = f"{counted(round(making), 'worker')} for {counted(host.allowed, 'core')}"
         return (f"a batch must become cheaper: more workers find no core ({busy}, {host.busy:.1f} busy)",)
     are = "is" if host.allowed == 1 else "are"
@@ -117,7 +128,7 @@ def shm(features: Features) -> tuple[str, ...]:
     )
 
 
-def host_code(cause: str) -> tuple[str, ...]:
+def host_code(what: str) -> tuple[str, ...]:
     """Against the program's own code between steps, by what it does."""
     less = "do it every 50 steps, or in a thread with a queue: the next step need not wait for it"
     known = {
@@ -128,6 +139,14 @@ def host_code(cause: str) -> tuple[str, ...]:
         ),
         "output": (less, "print to a file or a pipe is as slow as whoever reads it: print once a second"),
         "io": (less, "fsync, open and requests wait for a disk or a server: collect, and write once"),
+        "saving": (
+            "save in the background: stoker's Checkpointer, or torch.distributed.checkpoint.async_save",
+            less,
+        ),
+        "average": (
+            "torch._foreach_lerp_(averages, weights, 1 - decay): one launch, or a few, for all of them",
+            "or average every 10 steps, with the decay to the tenth power",
+        ),
         "gc": (
             "gc.freeze() once the model stands, and gc.disable() with gc.collect() every 1000 steps",
             "no gc.collect() nor torch.cuda.empty_cache() in every step",
@@ -140,7 +159,7 @@ def host_code(cause: str) -> tuple[str, ...]:
             "torch.compile(optimizer.step), where the arithmetic is one's own",
         ),
     }
-    return known.get(cause, (less, "py-spy record --pid PID shows all of it"))
+    return known.get(what, (less, "py-spy record --pid PID shows all of it"))
 
 
 OWN_LOOP = (

@@ -155,7 +155,7 @@ def _doubt(seen: Features, abstained: list[Abstention]) -> str:
     """Why what was seen is not enough to call a run healthy."""
     card, loop = seen.card, seen.loop
     if card is None and (not loop.steps or seen.facts.get("gpu")):
-        return "the GPU was not read"
+        return "the GPU was not read" if loop.steps else "no step was seen, and the GPU was not read"
     if 0 < loop.steps < at("enough_steps"):
         return f"only {counted(loop.steps, 'step')} ended"
     if seen.ended and seen.ended not in _ENDED_WELL:
@@ -193,6 +193,8 @@ def _health(seen: Features) -> tuple[str, ...]:
         steady = loop.share["data"] * (1 - loop.first_steps_wait)
         once = ", after the first batches" if steady < loop.share["data"] - 0.02 else ""
         waits = f"{percent(steady)} of the time waiting for data{once}"
+        if 0 < loop.share["data"] * seen.judged_s < at("least_wait_s"):
+            waits = f"{1000 * loop.share['data'] * seen.judged_s:.0f} ms waiting for data in all"
         said.append(f"{counted(loop.steps, 'step')} of {1000 * loop.median_s:.4g} ms, {waits}")
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""

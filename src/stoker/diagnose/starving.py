@@ -6,13 +6,14 @@ from stoker.diagnose import remedies
 from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features, Loop
 from stoker.diagnose.host import Host, ratio
-from stoker.diagnose.hostcode import Spent, line_in, lost_to, own_batches, speedup_without
+from stoker.diagnose.hostcode import Spent, held, line_in, lost_to, own_batches, speedup_without
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
 from stoker.formats.sizes import counted
 
 KIND = "data_starvation"
+_OF_THE_LOOP = ("lock", "unknown", "cpu")  # what a loop looks like that has its batch and not the interpreter
 
 
 def data_starvation(features: Features) -> Finding | Abstention:
@@ -26,15 +27,23 @@ def data_starvation(features: Features) -> Finding | Abstention:
     wait = loop.share["data"]
     steady = wait * (1 - loop.first_steps_wait) / max(1 - loop.share["startup"], 0.05)
     crowded = _crowded_out(features)
-    if steady < at("data_share") and not crowded:
-        if wait >= at("data_share"):
+    least = _least_share(features)
+    if steady < least and not crowded:
+        if wait >= least:
             why = f"the first batches took {percent(wait)} of this recording; later ones were in time"
             return Abstention(kind=KIND, why=why)
         return Abstention(kind=KIND, why=f"the loop waited {percent(wait)} of the time for batches")
+    if wait * features.judged_s < at("least_wait_s") and not crowded:
+        why = f"{wait * features.judged_s:.2f} s of waiting for batches in all: too little to say of what"
+        return Abstention(kind=KIND, why=why)
     if _overlapped(features.card, loop):
         why = f"the loop waits {percent(wait)} of the time, but the card works off queued steps meanwhile"
         return Abstention(kind=KIND, why=why)
     cause, signs, missing = find_cause(features)
+    if cause in _OF_THE_LOOP and any(one.share >= wait / 2 for one in held(features)):
+        return Abstention(
+            kind=KIND, why="another thread holds the interpreter while the loop waits for batches"
+        )
     return priced(
         features,
         KIND,
@@ -47,6 +56,12 @@ def data_starvation(features: Features) -> Finding | Abstention:
         remedy=remedies.feed(features, cause),
         missing=missing,
     )
+
+
+def _least_share(features: Features) -> float:
+    """Of the time: a loader without workers makes its batches in the loop itself, and is judged as such."""
+    alone = features.fact("num_workers") == 0 and features.host is not None and features.host.workers < 0.5
+    return at("own_loop") if alone else at("data_share")
 
 
 def _own_loop(features: Features, own: Spent) -> Finding:
@@ -116,7 +131,12 @@ def _summary(features: Features, wait: float, cause: str) -> str:
         "lock": "the loader's workers sleep, on neither disk nor CPU",
         "unknown": "why is not visible in this recording",
     }
-    return f"the GPU waits for data {percent(wait)} of the time: {because[cause]}"
+    alone = features.host is None or not features.host.workers >= 0.5
+    if cause == "lock" and alone:
+        because["lock"] = "the loop itself makes them (num_workers=0) and sleeps, on neither disk nor CPU"
+    where = line_in(features, "data") if alone else ""  # with workers it is but the line that waits for them
+    within = f", in {where}" if where else ""
+    return f"the GPU waits for data {percent(wait)} of the time: {because[cause]}{within}"
 
 
 def _crowd(crowded: float) -> str:
@@ -132,8 +152,6 @@ def _evidence(features: Features, wait: float) -> tuple[str, ...]:
     if card and known(card.util):
         power = f", power {percent(card.power)} of its limit" if known(card.power) else ""
         said.append(f"GPU utilisation {card.util:.0f}%{power}")
-    if where := line_in(features, "data"):
-        said.append(f"mostly in {where}")
     return tuple(said)
 
 
@@ -204,10 +222,13 @@ def _full(host: Host, features: Features) -> tuple[str, str]:
 
 
 def _delayed(host: Host, features: Features) -> tuple[str, str]:
+    crowded = above(host.others, at("others") * host.allowed)
+    if crowded and above(host.rank_delay, max(at("delay"), host.delay)):  # it has its batch, and no core
+        sign = f"the loop itself could run and got no core {percent(min(host.rank_delay, 1))} of the time"
+        return "contention", f"{sign}; {host.others:.1f} cores are others'"
     if not above(host.delay, at("delay")):
         return "", ""
     sign = f"what makes batches could run and got no core {percent(min(host.delay, 1))} of the time"
-    crowded = above(host.others, at("others") * host.allowed)
     return ("contention" if crowded else "cpu"), f"{sign}; {max(host.others, 0):.1f} cores are others'"
 
 

@@ -24,7 +24,10 @@ def collective_hang(features: Features) -> Finding | Abstention:
         return _blind(features, kind) or _spinning_all_along(features)
     worst = max(found, key=lambda pause: pause.seconds)
     ops = sorted(set(features.ranks.ops.values()))
+    stood = _stacks(features, absent, worst)
     who = f"rank {listed(absent)} never joined" if absent else "a peer, or a kernel, never answers"
+    if len(stood) == 1:
+        who = f"{who} but {stood[0].partition(' ')[2].partition(' ')[2]}"
     if not absent and len(ops) > 1:
         who = f"ranks are in different ones, {' and '.join(ops)}"
     where = (f"ranks {listed(waiting)} wait in a collective; {who}",) if waiting else ()
@@ -38,7 +41,7 @@ def collective_hang(features: Features) -> Finding | Abstention:
             _silence(features, worst),
             *_card_meanwhile(worst),
             *where,
-            *_stacks(features, absent, worst),
+            *stood,
         ),
         remedy=remedies.COLLECTIVE_HANG,
         missing=() if waiting else ("which rank is absent: collectives were not recorded",),

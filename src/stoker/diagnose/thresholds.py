@@ -17,6 +17,10 @@ THRESHOLDS = {
     "data_share": Threshold(
         0.07, "a fed loop waits 0.2-0.3% of the time for batches; 7% is a day in two weeks"
     ),
+    "least_wait_s": Threshold(
+        0.25,
+        "seconds of waiting in all: half a second of quick steps has hiccups, as many looks need as long",
+    ),
     "overlapped_util": Threshold(97, "a card this busy while the loop waits is working off queued steps"),
     "burst": Threshold(0.7, "above it the usual batch is in time and a few late ones are the problem"),
     "first_batch": Threshold(0.7, "above it the wait is the first batch's, which a longer run pays once"),
@@ -125,7 +129,8 @@ THRESHOLDS = {
     ),
     # --- the program's own code
     "own_loop": Threshold(
-        0.1, "of the time making batches in the loop itself: a get_batch from a mapped file takes 1-5%"
+        0.1,
+        "of the time making batches in the loop itself, or by a loader without workers: usually 1-5%",
     ),
     "host_code": Threshold(0.1, "of the time in one thing that is known: logging, metrics, output, files"),
     "other_code": Threshold(

@@ -87,12 +87,10 @@ def _heading(console: Console, summary: Summary, finding: Finding) -> None:
 def _states(console: Console, summary: Summary) -> None:
     for at, line in enumerate(_state_lines(summary.state_s)):
         console.print(Padding(line, (0 if at else 1, 0, 0, 2)))
-    starting = summary.state_s[STATES.index("startup")]
-    if starting > 0.02 * sum(summary.state_s):
-        judged = seconds(sum(summary.state_s) - starting)
-        console.print(
-            Text(f"  of {seconds(sum(summary.state_s))}; a finding's share is of the {judged} after start-up")
-        )
+    whole = sum(summary.state_s)
+    if summary.judged_s < 0.98 * whole:
+        judged = f"the {seconds(summary.judged_s)} without start-up and exit"
+        console.print(Text(f"  of {seconds(whole)}; a finding's share is of {judged}"))
 
 
 _MEANWHILE = {

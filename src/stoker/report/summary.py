@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stoker.diagnose.activity import Worked, last_look
+from stoker.diagnose.judged import from_first_step
 from stoker.diagnose.ledger import Ledger, ledger
 from stoker.diagnose.timeline import STATES, Timeline, timeline
 from stoker.findings import Finding
@@ -69,6 +70,7 @@ class Summary:
 
     title: str
     wall_s: float
+    judged_s: float  # of it what findings are shares of: without start-up, and what follows the program's end
     dropped_s: float  # time before `wall_s` began that was recorded but has been overwritten since
     started: float  # when the run began in seconds since 1970, NaN where unknown
     ended: str
@@ -111,6 +113,7 @@ def summarise(recording: Recording, findings: Sequence[Finding], *, price: float
     return Summary(
         title=recording.title,
         wall_s=recording.wall_s,
+        judged_s=from_first_step(recording)[0].wall_s,
         dropped_s=float(recording.facts.get("dropped_s", 0.0)),
         started=float(recording.facts.get("started", math.nan)),
         ended=recording.ended,

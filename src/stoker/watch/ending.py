@@ -78,7 +78,9 @@ def ending(
     told = _told_to_end(signals)
     if not status:
         told = told or _heeded(folder)
-        return Ending(line=plain, **_after_signal(told)) if told else Ending(line=plain)
+        return (
+            Ending(line=plain, **_after_signal(told)) if told else _thread_died(folder) or Ending(line=plain)
+        )
     ranks = _ranks(folder)
     excepted = _excepted(folder, ranks, exits)
     first = _first(
@@ -113,6 +115,23 @@ def out_of_memory(oom_kills: int, pids: Iterable[int]) -> str:
     if oom_kills > 0:
         return "out of memory (cgroup)"
     return "out of memory (machine)" if _killed_for_memory().intersection(pids) else ""
+
+
+def _thread_died(folder: Path) -> Ending | None:
+    """The loop's own thread died of an exception; the process went on, and left with 0."""
+    died = [one for one in _events(folder) if one.what == "exception" and one.facts.get("in_thread")]
+    if not died:
+        return None
+    first = _gone(died[0], None, {})
+    return Ending(
+        line=f"exit 0: the loop's thread died of {first.text}",
+        kind="crashed",
+        cause="exception",
+        text=f"{first.text} in the loop's thread (the process itself left with 0)",
+        where=first.where,
+        chain=first.chain,
+        at=first.t,
+    )
 
 
 def _more(first: _Gone, plain: str) -> str:
@@ -199,22 +218,35 @@ def _rank_text(rank: int | None) -> str:
 
 
 def _vanished(folder: Path, exits: Sequence[Exit], ranks: dict[int, int]) -> list[_Gone]:
-    """Ranks whose parent was quicker to wait for them than we were to look, and who left without a word."""
+    """Ranks whose parent was quicker to wait for them than we were to look, and who left without a word. A
+    launcher whose exception tells of a signal has ended the others by it, or by SIGTERM."""
     spoke = {
         path.stem.rpartition("-")[2].partition("x")[0]
         for path in folder.glob("events-*.jsonl")
         if any(one.what in ("leaving", "exception") for one in read_events(path, shift_s=0.0))
     }
-    return [
-        _Gone(
-            t=one.t,
-            text=f"rank {ranks[one.pid]} killed by SIGKILL, most likely",
-            cause="signal",
-            rank=ranks[one.pid],
-        )
-        for one in exits
-        if one.status is None and one.pid in ranks and str(one.pid) not in spoke
-    ]
+    told = _told_by_launchers(folder)
+    found = []
+    for one in exits:
+        if one.status is None and one.pid in ranks and str(one.pid) not in spoke:
+            rank = ranks[one.pid]
+            name = told.get(rank, "SIGTERM") if told else "SIGKILL"
+            text = f"rank {rank} killed by {name}{'' if rank in told else ', most likely'}"
+            victim = bool(told) and (rank not in told or name == "SIGTERM")
+            found.append(
+                _Gone(t=one.t, text=text, cause="signal", rank=rank, signal=name, victim=victim),
+            )
+    return found
+
+
+def _told_by_launchers(folder: Path) -> dict[int, str]:
+    """The signal of each rank that a launcher's exception names."""
+    found = [event for event in _events(folder) if event.text.startswith(_LAUNCHERS)]
+    return {
+        int(one.facts["rank"]): _signal_of(str(one.facts["signal"]))
+        for one in found
+        if isinstance(one.facts.get("rank"), int) and one.facts.get("signal")
+    }
 
 
 def _excepted(folder: Path, ranks: dict[int, int], exits: Sequence[Exit]) -> list[_Gone]:

@@ -54,9 +54,10 @@ def validate(model, loader, loss_fn):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # A step takes longer than the worker's batch of 16 images, or the healthy program would wait for it.
     model = nn.Sequential(
-        nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.Flatten(),
-        nn.Linear(24 * 256, 10),
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.Flatten(),
+        nn.Linear(64 * 256, 10),
     )  # fmt: skip
     loader = DataLoader(Images(), batch_size=16, num_workers=1, persistent_workers=True)
     eval_loader = DataLoader(torch.utils.data.Subset(Images(), range(64)), batch_size=16)

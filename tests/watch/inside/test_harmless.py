@@ -13,7 +13,7 @@ from stoker.recording import KINDS
 from stoker.watch import runs
 from stoker.watch.inside.collectives import hook_collectives
 from stoker.watch.inside.device import Copies
-from stoker.watch.inside.forward import Roots
+from stoker.watch.inside.forward import Roots, _instances
 from stoker.watch.inside.hooks import _say_error_of_loader
 from stoker.watch.inside.probe import Probe
 from stoker.watch.inside.stalls import Stalls
@@ -78,6 +78,22 @@ def test_the_allocator_is_that_of_the_card_the_loop_uses(
     stalls._allocator(10.0)
     assert read_rows(tmp_path / "memory-x.rows", shift_s=0.0).columns["allocated"].tolist() == [7 << 30, 0]
     stalls._memory.close()
+
+
+def test_the_objects_of_a_heap_are_told_by_their_type_alone() -> None:
+    """There may be eight million. Some answer questions for their class by importing things."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> Any:
+            raise AssertionError("asked")
+
+    class Sought: ...
+
+    class Kind(Sought): ...
+
+    kept = [Proxy(), Kind(), Sought()]
+    assert {id(one) for one in kept[1:]} == {id(one) for one in _instances(Sought)}
 
 
 def test_an_error_without_a_text_goes_on_as_it_is(probe: Probe) -> None:

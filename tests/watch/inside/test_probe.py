@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,8 @@ from stoker.recording import KINDS
 from stoker.spans import emit
 from stoker.watch import runs
 from stoker.watch.inside.batches import batch_bytes, text_part, tokens_of
+from stoker.watch.inside.forward import Roots
+from stoker.watch.inside.hooks import hook_gradient
 from stoker.watch.inside.loop import EVALUATED, EXHAUSTED, NO_TOKENS
 from stoker.watch.inside.probe import Probe
 from stoker.watch.runs.columns import read_events
@@ -98,6 +101,19 @@ def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Prob
     optimize(probe)
     probe.close()
     assert [step.bytes for step in ring(tmp_path, "steps")] == [10, 10], "evaluated tokens are not trained"
+
+
+def test_an_evaluation_that_the_program_ends_with_ends_where_it_was_last_seen(
+    probe: Probe, tmp_path: Path
+) -> None:
+    data(probe)
+    optimize(probe)
+    data(probe, EVALUATED)
+    probe.read_marks()
+    time.sleep(0.05)  # what the program does before it is over: its clean-up is no evaluation
+    probe.close()
+    (found,) = spans(tmp_path, "evaluation")
+    assert found.end == spans(tmp_path, "data")[1].end
 
 
 def test_a_gradient_says_that_the_batch_before_it_was_no_evaluation(probe: Probe, tmp_path: Path) -> None:
@@ -232,6 +248,19 @@ def test_cycles_of_batch_and_backward_are_steps_where_no_optimizer_of_torchs_ste
     for _ in range(5):
         data(probe)
         backward(probe)
+    probe.close()
+    assert len(ring(tmp_path, "steps")) == 5
+
+
+def test_gradients_taken_by_hand_are_steps_and_one_that_keeps_its_graph_is_a_part_of_the_loss(
+    probe: Probe, tmp_path: Path
+) -> None:
+    autograd = SimpleNamespace(grad=lambda loss, inputs, create_graph=False: ())
+    hook_gradient(probe, Roots(probe), autograd)
+    for _ in range(5):
+        data(probe)
+        autograd.grad(1.0, [], create_graph=True)
+        autograd.grad(1.0, [])
     probe.close()
     assert len(ring(tmp_path, "steps")) == 5
 

@@ -77,6 +77,65 @@ def test_a_stack_is_named_by_what_its_line_is_there_for(tmp_path: Path) -> None:
     assert (printed.what, printed.line) == ("output", f"{tmp_path}/train.py:13 main")
 
 
+MORE = """\
+import contextlib, json
+def grad_norms(weights):
+    return sum(look() or 1 for _ in weights)
+def tokenize(text):
+    return [look() for _ in text]
+class EMA:
+    def update(self, averaged):
+        averaged.copy = look()
+def save_weights(path):
+    with open(path, "wb") as file:
+        look(); file.flush()
+def log_loss(path):
+    with open(path, "w") as file:
+        look(); json.dump({}, file)
+@contextlib.contextmanager
+def timer():
+    look()
+    yield
+def main(model):
+    for step in range(1):
+        x = tokenize("a")
+        loss = model(x)
+        loss.backward()
+        grad_norms([1])
+        update_ema()
+        save_weights("/dev/null")
+        log_loss("/dev/null")
+        with timer():
+            pass
+def update_ema():
+    EMA().update(EMA())
+"""
+
+
+def test_comprehensions_belong_to_their_function_and_words_of_a_function_tell_what_it_is_for(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "more.py"
+    path.write_text(MORE)
+    found: list[Places] = []
+    space: dict[str, Any] = {"look": lambda: found.append(places_of(sys._getframe(1)))}
+    exec(compile(MORE, str(path), "exec"), space)
+    space["main"](lambda x: _Loss())
+    told = [Reader().doing(one) for one in found]
+    assert [one.what for one in told] == ["batch", "metrics", "average", "saving", "logging", "other"]
+    if sys.version_info >= (3, 11):
+        assert told[0].line == f"{path}:5 tokenize"
+        assert told[1].line == f"{path}:3 grad_norms", "a generator expression makes no batch"
+
+
+def test_a_wait_in_a_library_is_told_by_who_asks_for_it() -> None:
+    def log() -> Places:
+        return places_of(sys._getframe())
+
+    waits = (threading.Event.wait.__code__, 1)
+    assert Reader().doing((*log(), waits)).what == "logging"
+
+
 def test_a_loop_that_was_left_is_told_from_one_that_stands(tmp_path: Path) -> None:
     batch, metrics, _, _, after = stacks_of(tmp_path)
     leaving, thread = Leaving(Reader()), threading.get_ident()

@@ -10,6 +10,7 @@ from stoker.watch.gauges.kept import Kept, Rate
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WORKER = "pt_data_worker"
+_READS = {"rchar": "read", "syscr": "read_calls", "read_bytes": "disk"}  # the last one: not out of the cache
 Readings = dict[str, float]
 
 
@@ -37,10 +38,10 @@ class Task:
             if self._thread:  # of a process these are its first thread's alone
                 found["cpu"] = int(sched[0]) / 1e9
         if self._io is not None:
-            for line in self._io.read().split("\n")[:4]:
+            for line in self._io.read().split("\n")[:5]:
                 name, _, value = line.partition(": ")
-                if name in ("rchar", "syscr"):
-                    found["read" if name == "rchar" else "read_calls"] = int(value)
+                if name in _READS:
+                    found[_READS[name]] = int(value)
         return found
 
     def rates(self, t: float) -> Readings:
@@ -81,7 +82,7 @@ class Tasks:
             folder = self._proc / str(pid)
             self._trainers[pid] = (
                 Task(folder / f"task/{pid}", thread=True),
-                Task(folder),
+                Task(folder, reads=True),
                 Kept(folder / f"task/{pid}/children"),
             )
         for pid in self._trainers.keys() - pids:
@@ -112,13 +113,14 @@ class Tasks:
             "trainer_running": states.count("R") / len(states),
             "trainer_blocked": states.count("D") / len(states),
             "trainer_cores": sum(one.get("cpu", 0.0) for one in whole.values()),
+            "trainer_disk": _mean(whole.values(), "disk") * len(whole),
         }
 
     def _worker_columns(self, workers: dict[int, Readings]) -> Readings:
         if not self._trainers:
             return {}
         states = [task.state for task in self._workers.values()]
-        sums = {f"workers_{name}": 0.0 for name in ("cpu", "delay", "read", "read_calls")}
+        sums = {f"workers_{name}": 0.0 for name in ("cpu", "delay", "read", "read_calls", "disk")}
         for rates in workers.values():
             for name, rate in rates.items():
                 sums[f"workers_{name}"] += rate

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stoker.redact import HIDDEN, is_secret, redact_text
-from stoker.watch.inside.frames import top_user_frame
+from stoker.watch.inside.frames import is_library, top_user_frame
 
 if TYPE_CHECKING:
     from stoker.watch.inside.probe import Probe
@@ -26,12 +27,26 @@ _PATIENCE_S = 0.5
 _WORKER = re.compile(r"killed by signal: ([A-Za-z ]+)")
 _SPAWNED = re.compile(r"process (\d+) terminated with (?:signal (SIG[A-Z]+)|exit code (\d+))", re.IGNORECASE)
 _ELASTIC = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_IN_CHILD = re.compile(
+    r"Process (\d+) terminated with the following error|Caught \w+ in DataLoader worker process (\d+)"
+)
+_TRACED = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _SETTING = re.compile(r"(-{2}[\w-]+|[A-Za-z_][\w-]*(?=['\"]?\s*[=:]))(['\"]?[\s=:,]+['\"]?)([^\s'\",\]]{6,})")
 _NAMED = re.compile(r"\b(SIG[A-Z]{2,5})\b|exitcode\s*:\s*-(\d+)|got signal: (\d+)")
 
 
-def say_exception(probe: Probe, error: BaseException, *, workers: Any = ()) -> None:
-    """Tell the run of it. `workers` are a loader's processes, some of which may have died."""
+def say_exit(probe: Probe, status: Any) -> None:
+    """`sys.exit` with a code that is not 0: of the exception that is being handled, or for a reason given."""
+    error = sys.exc_info()[1]
+    if error is not None and not isinstance(error, SystemExit):
+        say_exception(probe, error)
+    elif isinstance(status, str):
+        say_exception(probe, SystemExit(status))
+
+
+def say_exception(probe: Probe, error: BaseException, *, workers: Any = (), in_thread: bool = False) -> None:
+    """Tell the run of it. `workers` are a loader's processes, some of which may have died; one `in_thread`
+    ended the loop's own thread, and not the process."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, (OSError, EOFError)) and (told := _wait_for_any(workers)):
         text = f"{told} Then {text}"
@@ -39,20 +54,26 @@ def say_exception(probe: Probe, error: BaseException, *, workers: Any = ()) -> N
     if facts.pop("worker", False) and "DataLoader worker" not in text:
         text = f"DataLoader worker was killed by {facts['signal']}; then {text}"
     chain = [_quiet(f"{type(one).__name__}: {one}")[:_TEXT] for one in _chain(error)]
-    where = _where(error)
+    where = _of_worker(str(error)) or _where(error)
     probe.events.say(
         "exception",
         _quiet(_root(text))[:_TEXT],
         **facts,
         **({"chain": chain} if chain else {}),
         **({"where": where} if where else {}),
+        **({"in_thread": True} if in_thread else {}),
     )
 
 
 def _quiet(text: str) -> str:
     """Without what options and settings of secret names are set to; URLs are seen to where it is written."""
     known = redact_text(text)  # first: `Authorization: Bearer X` must not lose the word and keep the key
-    return _SETTING.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if is_secret(one[1]) else one[0], known)
+    return _SETTING.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if _names_secret(one[1]) else one[0], known)
+
+
+def _names_secret(name: str) -> bool:
+    """A `KeyError` says which key, and that is a name."""
+    return is_secret(name) and not name.endswith("Error")
 
 
 def _of_text(text: str) -> dict[str, Any]:
@@ -90,12 +111,27 @@ def _of_workers(workers: Any) -> dict[str, Any]:
 
 
 def _root(text: str) -> str:
-    """torch.multiprocessing puts the traceback of the child into its own exception: its last line says it."""
-    if "terminated with the following error" not in text:
-        return text
-    lines = [line for line in text.splitlines() if line.strip()]
-    number = re.search(r"Process (\d+) terminated", text)
-    return f"{lines[-1].strip()} (in process {number[1] if number else '?'})"
+    """torch puts the traceback of a child into its own exception: what begins its last line says it."""
+    if found := _IN_CHILD.search(text):
+        who = f"process {found[1]}" if found[1] else f"loader worker {found[2]}"
+        return f"{_last_words(text)} (in {who})"
+    return text
+
+
+def _last_words(text: str) -> str:
+    """Of a traceback: type and text of its exception, which may have several lines."""
+    lines = text.rstrip().splitlines()
+    after = max((i for i, line in enumerate(lines) if _TRACED.match(line)), default=-1) + 1
+    said = [i for i, line in enumerate(lines[after:], after) if line and not line.startswith(" ")]
+    return "\n".join(lines[said[0] :] if said else lines[-1:]).strip()
+
+
+def _of_worker(text: str) -> str:
+    """The user's line that an exception of a loader's worker came from, by the traceback in its text."""
+    if not text.startswith("Caught "):
+        return ""
+    frames = [f"{found[1]}:{found[2]} {found[3]}" for found in _TRACED.finditer(text)]
+    return top_user_frame(frames) if frames else ""
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -112,9 +148,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of the user's program that it went through."""
+    """The innermost line of the user's program that it went through; where it has not come as far yet, the
+    one that it is on its way to."""
     with suppress(Exception):
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [one for one in frames if os.path.dirname(one.filename) != os.path.dirname(__file__)]
-        return top_user_frame([f"{one.filename}:{one.lineno} {one.name}" for one in theirs]) if theirs else ""
+        trace = error.__traceback__
+        around = traceback.extract_stack(trace.tb_frame.f_back if trace else sys._getframe(1))
+        places = [*around, *traceback.extract_tb(trace)]
+        theirs = [one for one in places if os.path.dirname(one.filename) != os.path.dirname(__file__)]
+        where = top_user_frame([f"{one.filename}:{one.lineno} {one.name}" for one in theirs])
+        return "" if is_library(where) else where
     return ""

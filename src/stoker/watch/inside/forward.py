@@ -87,6 +87,10 @@ class Roots:
             settled = bool(self._optimizers) or self._gradients >= _GRADIENTS
             self.trained, self.plain = True, settled and self.ranks == 1
 
+    def steps(self) -> bool:
+        """Has an optimizer stepped?"""
+        return bool(self._optimizers)
+
     def stepped(self, optimizer: Any) -> None:
         """After an optimizer step: look up the modules of one not seen before. Needs not be called for the
         one that is `settled`."""

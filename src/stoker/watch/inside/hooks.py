@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -22,7 +23,7 @@ from stoker.watch.inside.batches import batch_bytes, loader_facts, text_part
 from stoker.watch.inside.boot import VARIABLE
 from stoker.watch.inside.collectives import hook_collectives, showing_exposed
 from stoker.watch.inside.device import hook_copies, hook_syncs
-from stoker.watch.inside.exceptions import say_exception
+from stoker.watch.inside.exceptions import say_exception, say_exit
 from stoker.watch.inside.forward import Roots
 from stoker.watch.inside.guard import hook_guard, hook_guarded_safetensors
 from stoker.watch.inside.knobs import hook_knobs, hook_loader_knobs, hook_losses
@@ -155,6 +156,26 @@ def hook_backward(probe: Probe, roots: Roots, module: Any) -> None:
     module.backward = unseen(backward)
 
 
+def hook_gradient(probe: Probe, roots: Roots, module: Any) -> None:
+    """`torch.autograd.grad`: where no optimizer of torch's steps it may be the loop's backward. One that will
+    be gone backwards through again, as a penalty is, is a part of the loss."""
+    original, put = module.grad, probe.marks.append
+
+    @functools.wraps(original)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if roots.steps() or kwargs.get("create_graph"):
+            return original(*args, **kwargs)
+        kind = "backward"
+        roots.trains()
+        start = now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            put((kind, start, now(), None, 0, ""))
+
+    module.grad = unseen(grad)
+
+
 def hook_optimizer(probe: Probe, roots: Roots, module: Any) -> None:
     """Hooks common to all optimizers, before and after their step."""
     switch, put, which = Switch(probe, "forward"), probe.marks.append, 0
@@ -227,19 +248,28 @@ def hook_sharded_loads(probe: Probe, roots: Roots, module: Any) -> None:
 
 
 def hook_exit(probe: Probe, roots: Roots, module: Any) -> None:
-    """`os._exit`, with which forked children end: what they marked last is read before."""
-    original = os._exit
+    """`os._exit`, with which forked children end: what they marked last is read before. And `sys.exit`, which
+    many call where they have caught an exception, or with the reason as a text."""
+    at_once, exits = os._exit, sys.exit
 
-    @functools.wraps(original)
+    @functools.wraps(at_once)
     def _exit(status: int) -> Any:
         probe.read_marks()
-        original(status)
+        at_once(status)
 
-    os._exit = _exit
+    @functools.wraps(exits)
+    def exit(status: Any = None, /) -> Any:
+        if status and probe.recorder is not None:
+            with suppress(Exception):  # the program is ending: it ends as it would have
+                say_exit(probe, status)
+        exits(status)
+
+    os._exit, sys.exit = _exit, exit
 
 
 def hook_exceptions(probe: Probe, roots: Roots, module: Any) -> None:
-    """What ends the process is part of the story; it is shown as it would have been."""
+    """What ends the process, or the thread of its loop, is part of the story; it is shown as it would have
+    been."""
     before = sys.excepthook
 
     def excepthook(kind: Any, error: Any, trace: Any) -> None:
@@ -247,6 +277,14 @@ def hook_exceptions(probe: Probe, roots: Roots, module: Any) -> None:
             say_exception(probe, error)
         before(kind, error, trace)
 
+    def thread_excepthook(args: Any, /) -> None:
+        error, looping = args.exc_value, probe.recorder is not None and ident() == probe.loop.thread
+        if looping and error is not None and not isinstance(error, SystemExit):
+            with suppress(Exception):  # as above
+                say_exception(probe, error, in_thread=True)
+        in_threads(args)
+
+    in_threads, threading.excepthook = threading.excepthook, thread_excepthook
     sys.excepthook = excepthook
     probe.meta["torch"] = str(getattr(module, "__version__", ""))
 
@@ -269,7 +307,7 @@ HOOKS: dict[str, tuple[Install, ...]] = {
         hook_saves, hook_loads, hook_copies, hook_syncs, hook_exceptions, hook_exit, hook_signals,
         hook_knobs, hook_guard,
     ),
-    "torch.autograd": (hook_backward, hook_losses),
+    "torch.autograd": (hook_backward, hook_gradient, hook_losses),
     "torch.distributed.checkpoint.state_dict_loader": (hook_sharded_loads,),
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),

@@ -82,9 +82,9 @@ class Loop:
                 write(kind, start, end, NO_STEP, moved_bytes, self._numbers[thread])
 
     def finish(self, at: float) -> None:
-        """The process ends: so do its evaluation and its step."""
+        """The process ends: so does its step, and its evaluation with the last thing that was seen of it."""
         if self._evaluation_start:
-            self._finish_evaluation(at)
+            self._finish_evaluation(max(self.touched, self._evaluation_start))
         if self._cycles.taken and not self._cycles.known:
             self._finish_cycle(at)
         self._cycles.settled = True

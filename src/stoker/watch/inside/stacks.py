@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from stoker.watch.inside.doing import Reader
+from stoker.watch.inside.doing import Reader, text_of
 from stoker.watch.inside.frames import is_library, places_of, spans_around
 from stoker.watch.inside.switch import now
 from stoker.watch.runs.files import write_meta
@@ -28,7 +28,7 @@ _LINES = 200  # that are kept apart; the rest of a long run's go by what they do
 _SHOWN = 40
 _FIRST_WRITE_S, _WRITE_SHARE = 1.0, 0.1  # of the time looked at: a day of looks is written some 100 times
 _MOST_BETWEEN_S = 60.0
-_BUSY = 0.2  # of a core: a thread that waits uses none
+_BUSY = 0.1  # of a core: a thread that waits uses none, one that computes may have to share its core with ten
 _LATE_S = 0.003  # an idle interpreter is had within a millisecond, a held one after its switch interval of 5
 
 
@@ -127,7 +127,7 @@ def _allocating(frame: FrameType | None) -> str:
     """The innermost line of the user's program: a collection runs inside whatever allocates."""
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""
+    return text_of(frame.f_code, frame.f_lineno or 0) if frame else ""
 
 
 class _Held:
@@ -168,7 +168,7 @@ class _Held:
 def _user_line(frame: FrameType) -> str:
     own = [place for place in places_of(frame) if not is_library(place[0].co_filename)]
     place = (own or places_of(frame) or [(frame.f_code, 0)])[-1]
-    return f"{place[0].co_filename}:{place[0].co_firstlineno} {place[0].co_name}"
+    return text_of(place[0], place[0].co_firstlineno)
 
 
 def _cpu_s(thread: int) -> float:

@@ -32,22 +32,30 @@ def corpus(tmp_path_factory, texts, tokenizer_path, write_jsonl):
 
 # what torchrun would say to the only rank of a job; port 0: the store takes one that is free
 ONE_RANK = {
-    "preemptible": {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
 }
+LAUNCHED = ("preemptible", "deepspeed", "megatron")  # they ask for a launcher's variables
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+BY = {  # what stands between python and the script
+    "fsdp2": lambda _: TORCHRUN,
+    "watched_dataloader": lambda folder: (*WATCH, folder / "watched", "--", sys.executable),
+}
+WATCH = ("-m", "stoker.cli", "watch", "--gpu", "none", "--out")
 
 
-def start(name, *arguments):
-    command = [sys.executable, ROOT / "examples" / name / "train.py", *arguments]
-    environment = {**os.environ, **ONE_RANK.get(name, {}), "OMP_NUM_THREADS": "1"}
+def start(name, *arguments, at=None):
+    before = BY[name](at) if name in BY else ()
+    command = [sys.executable, *before, ROOT / "examples" / name / "train.py", *arguments]
+    environment = {**os.environ, **(ONE_RANK if name in LAUNCHED else {}), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(list(map(str, command)), text=True, env=environment, **pipes)
+    return subprocess.Popen(
+        list(map(str, command)), text=True, env=environment, start_new_session=True, **pipes
+    )
 
 
 def last_line(process):
@@ -82,15 +90,17 @@ LEAVERS = {
     "hf_trainer": "--output",
     "lightning": "--output",
 }
-PACKAGES = {"hf_trainer": "transformers", "plain_loop": "torch", "preemptible": "torch"}
+PACKAGES = {"hf_trainer": "transformers", "accelerate": "accelerate", "lightning": "lightning", "jax": "jax"}
+PACKAGES |= {"megatron": "megatron"}
 KILLED = {**LEAVERS, "preemptible": "--checkpoints"}
+KILLED |= dict.fromkeys(("watched_dataloader", "fsdp2", "deepspeed", "megatron", "jax"), "--checkpoint")
 EVERY = 20  # steps between checkpoints
 _STEP = re.compile(r"step (\d+), loss (\S+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", LEAVERS)
 def test_an_example_leaves_when_it_is_told_to_and_goes_on_from_there(name, corpus, needs, tmp_path):
-    needs(PACKAGES.get(name, name))
+    needs(PACKAGES.get(name, "torch"))
     arguments = (corpus, LEAVERS[name], tmp_path / "out")
     process = start(name, *arguments, "--steps", 1_000_000)
     wait_for_handler(process.pid)
@@ -117,10 +127,12 @@ def wait_for_handler(pid):
 
 @pytest.mark.parametrize("name", KILLED)
 def test_an_example_killed_with_9_goes_on_bit_for_bit(name, corpus, needs, tmp_path):
-    needs(PACKAGES.get(name, name))
+    needs(PACKAGES.get(name, "torch"))
     arguments = (corpus, KILLED[name], tmp_path / "out", "--every", EVERY)
-    before = losses_until_killed(start(name, *arguments, "--steps", 1_000_000), tmp_path / "out")
-    process = start(name, *arguments, "--steps", max(before) + 3)
+    before = losses_until_killed(
+        start(name, *arguments, "--steps", 1_000_000, at=tmp_path / "first"), tmp_path / "out"
+    )
+    process = start(name, *arguments, "--steps", max(before) + 3, at=tmp_path / "second")
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-3000:]
     after = losses(out)
@@ -144,7 +156,7 @@ def losses_until_killed(process, folder):
         found = _STEP.search(line)
         if found and int(found[1]) % EVERY == EVERY // 2 and [*folder.rglob("checkpoint.json")]:
             break
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)  # a launcher and its ranks alike, as a node that is lost
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors[-3000:]
     return losses("".join(said) + rest)

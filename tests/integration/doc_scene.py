@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from doc_blocks import ROOT, Block, blocks
 
 sys.path.insert(0, str(ROOT / "tests" / "load"))
@@ -124,6 +126,7 @@ class Scene:
         script.write_text(STOKER.format(source=SOURCE, python=sys.executable))
         script.chmod(0o755)
         (folder / "examples").symlink_to(ROOT / "examples")
+        (np.arange(20_000, dtype=np.uint16) % 2000).tofile(folder / "train.bin")
         make_tars(folder / "images", [40, 30])
         for command in MADE:
             done = run(["bash", "-euo", "pipefail", "-c", command], folder, {"GIVEN": GIVEN})

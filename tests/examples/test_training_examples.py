@@ -53,9 +53,7 @@ def start(name, *arguments, at=None):
     command = [sys.executable, *before, ROOT / "examples" / name / "train.py", *arguments]
     environment = {**os.environ, **(ONE_RANK if name in LAUNCHED else {}), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(
-        list(map(str, command)), text=True, env=environment, start_new_session=True, **pipes
-    )
+    return subprocess.Popen(list(map(str, command)), text=True, env=environment, **pipes)
 
 
 def last_line(process):
@@ -125,7 +123,11 @@ def wait_for_handler(pid):
 # --- kill -9 ---
 
 
-@pytest.mark.parametrize("name", KILLED)
+LONG = ("deepspeed", "megatron")  # their loop is that of plain_loop, launched as preemptible is
+NIGHTLY = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in KILLED]
+
+
+@pytest.mark.parametrize("name", NIGHTLY)
 def test_an_example_killed_with_9_goes_on_bit_for_bit(name, corpus, needs, tmp_path):
     needs(PACKAGES.get(name, "torch"))
     arguments = (corpus, KILLED[name], tmp_path / "out", "--every", EVERY)
@@ -156,7 +158,15 @@ def losses_until_killed(process, folder):
         found = _STEP.search(line)
         if found and int(found[1]) % EVERY == EVERY // 2 and [*folder.rglob("checkpoint.json")]:
             break
-    os.killpg(process.pid, signal.SIGKILL)  # a launcher and its ranks alike, as a node that is lost
+    for pid in [process.pid, *descendants(process.pid)]:  # a launcher and its ranks, as a node that is lost
+        os.kill(pid, signal.SIGKILL)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors[-3000:]
     return losses("".join(said) + rest)
+
+
+def descendants(pid):
+    """What a process has started, and they: torchrun gives its ranks sessions of their own."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for path in listed for child in path.read_text().split()]
+    return children + [one for child in children for one in descendants(child)]

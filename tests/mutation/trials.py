@@ -142,7 +142,9 @@ def reach_of(room: Room, copy: Copy) -> Reach:
         return int(code)
 
     code = _forked(copy, follow, limit_s=900)
-    assert code == 0, f"the tests of {room.name} fail before anything is changed: see {copy.folder}/said"
+    if code:
+        said = (copy.folder / "said").read_text("utf-8", "replace")
+        raise SystemExit(f"{said[-3000:]}\nerror: the tests of {room.name} fail before anything is changed")
     tests, took_s = pickle.loads(told.read_bytes())
     reach = Reach(took_s=took_s)
     reach.tests.update(tests)
@@ -166,15 +168,9 @@ def survives(room: Room, copy: Copy, one: Mutant, reach: Reach) -> bool:
         copy.mended(one, Path(__file__).parent.parent.parent)
 
 
-_OPTIONS = [
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:rerunfailures",
-    "-m",
-    "not integration and not slow",
-    "--no-header",
-]
+_QUICK = "not integration and not slow"
+_LOADED = "ignore::pytest.PytestAssertRewriteWarning"  # of what is loaded before pytest could rewrite it
+_OPTIONS = ["-p", "no:cacheprovider", "-p", "no:rerunfailures", "-m", _QUICK, "-W", _LOADED, "--no-header"]
 
 
 def _found(room: Room, copy: Copy) -> list[str]:

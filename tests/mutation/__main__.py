@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutants import Mutant, draw
 from rooms import ROOMS, Room
-from trials import Copy, Reach, preload, reach_of, survives
+from trials import Copy, preload, reach_of, survives
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -39,6 +39,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=30, help="changes for each room")
     parser.add_argument("--seed", type=int, default=0, help="which changes are drawn")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at once")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="of a room; what is not tried by then is not"
+    )
     given = parser.parse_args()
     preload()
     equivalent = {tuple(one[:3]) for one in json.loads((HERE / "equivalent.json").read_text("utf-8"))}
@@ -47,27 +50,32 @@ def main() -> int:
         room = ROOMS[name]
         drawn = draw(ROOT, room.modules(ROOT), given.sample, seed=f"{given.seed} {name}")
         drawn = [one for one in drawn if one.key not in equivalent]
-        unnoticed = list(survivors(room, drawn, jobs=given.jobs))
-        noticed, tried = noticed + len(drawn) - len(unnoticed), tried + len(drawn)
-        print(f"{name}: {len(drawn) - len(unnoticed)} of {len(drawn)} noticed", flush=True)
-        for one in unnoticed:
-            print(f"  {one}", flush=True)
+        found = try_all(room, drawn, jobs=given.jobs, limit_s=60 * given.minutes)
+        noticed, tried = noticed + sum(found), tried + len(found)
+        print(f"{name}: {sum(found)} of {len(found)} noticed", flush=True)
     print(f"{noticed} of {tried} noticed: {noticed / max(tried, 1):.1%}")
     return 0 if noticed >= ENOUGH * tried else 1
 
 
-def survivors(room: Room, drawn: list[Mutant], *, jobs: int) -> Iterator[Mutant]:
+def try_all(room: Room, drawn: list[Mutant], *, jobs: int, limit_s: float) -> list[bool]:
+    """Of each change that was tried, whether it was noticed; what was not is printed as it is found."""
+    deadline = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copies = [Copy.of(ROOT, Path(folder) / str(number)) for number in range(jobs)]
         reach = reach_of(room, copies[0])
-        shares = [drawn[number::jobs] for number in range(jobs)]
+
+        def in_turn(number: int) -> list[bool]:
+            noticed = []
+            for one in drawn[number::jobs]:
+                if time.monotonic() > deadline:
+                    break
+                noticed.append(not survives(room, copies[number], one, reach))
+                if not noticed[-1]:
+                    print(f"  {one}", flush=True)
+            return noticed
+
         with ThreadPoolExecutor(jobs) as pool:
-            found = list(pool.map(lambda copy, share: in_turn(room, copy, share, reach), copies, shares))
-    yield from sorted((one for share in found for one in share), key=lambda one: (one.module, one.line))
-
-
-def in_turn(room: Room, copy: Copy, share: list[Mutant], reach: Reach) -> list[Mutant]:
-    return [one for one in share if survives(room, copy, one, reach)]
+            return [one for share in pool.map(in_turn, range(jobs)) for one in share]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import ctypes
 import importlib
 import os
 import pickle
@@ -27,6 +28,7 @@ _HEAVY = (
     "click coverage hypothesis hypothesis.strategies numpy pyarrow pyarrow.parquet rich.console tokenizers "
     "torch torch.distributed.checkpoint torch.utils.data xxhash yaml"
 )
+_PR_SET_PDEATHSIG = 1
 ALL = ""  # the context of what ran while a module was imported or a test set up: it concerns all tests
 
 
@@ -204,6 +206,7 @@ def _end_group(pid: int) -> None:
 
 def _in_child(copy: Copy, run: Callable[[], int]) -> int:
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing goes on where the tool was killed
     os.chdir(copy.folder)
     said = os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(said, 1)

@@ -142,6 +142,8 @@ class Scene:
         for name in ("corpus", "run"):
             if f"--out {name}" in block.text:
                 shutil.rmtree(folder / name)
+        if "prepare index images" in block.text:
+            (folder / "images" / "manifest.json").unlink()
         if "Checkpointer" in block.text or "dcp" in block.text:
             shutil.rmtree(folder / "nvme")
         return folder

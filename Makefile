@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SIDE_BY_SIDE := -n 2 --dist loadfile  # half of the time is spent waiting for processes and servers
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help venv demo test unit check format bench wheel release clean
+.PHONY: help venv demo test unit check format mutate bench wheel release clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -31,6 +31,9 @@ check: $(VENV)/.dev  ## formatting, lint, types, import layers, links of the doc
 format: $(VENV)/.dev  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+mutate: $(VENV)/.nightly  ## put small wrong changes into the pure modules and say which no test notices; ROOM=plan for one
+	$(BIN)/python tests/mutation $(ROOM)
 
 bench: $(VENV)/.bench  ## measure stoker beside its peers; writes benchmarks/results/
 	$(BIN)/python benchmarks/prepare.py
@@ -66,6 +69,10 @@ $(VENV)/.dev: $(INPUTS) | $(BIN)/python
 	-@sh tests/install-debian.sh libjpeg62-turbo-dev  # headers of the C engine that decodes JPEGs
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.nightly: $(VENV)/.dev
+	$(PIP) -e '.[nightly]'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) -e '.[bench]'

@@ -4,8 +4,8 @@ Method: dlio_benchmark writes its files (npz, one sample each) and trains on the
 emulated card); we emulate one card of the same sample size, batch, compute time and number of readers on
 files of our own on the same disk. In turn, page cache dropped before each; the utilisation of both.
 
-dlio_benchmark wants tensorflow and DALI, whose readers are not used here: `--dlio PYTHON` names an environment
-in which it can be imported (stand-ins for those imports will do; MPI: pip install mpich), `--dlio-path` what
+dlio_benchmark wants tensorflow and DALI, whose readers are not used here: `--dlio PYTHON` names an
+environment in which it can be imported (stand-ins for those imports will do; MPI: pip install mpich), `--dlio-path` what
 that needs on PYTHONPATH.
 
     python benchmarks/accelerators.py --dlio PYTHON [--dlio-path DIR] [--turns 3] [FOLDER]

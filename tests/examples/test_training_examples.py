@@ -32,20 +32,26 @@ def corpus(tmp_path_factory, texts, tokenizer_path, write_jsonl):
 
 # what torchrun would say to the only rank of a job; port 0: the store takes one that is free
 ONE_RANK = {
-    "preemptible": {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
 }
+LAUNCHED = ("preemptible", "deepspeed", "megatron")  # they ask for a launcher's variables
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+BY = {  # what stands between python and the script
+    "fsdp2": lambda _: TORCHRUN,
+    "watched_dataloader": lambda folder: (*WATCH, folder / "watched", "--", sys.executable),
+}
+WATCH = ("-m", "stoker.cli", "watch", "--gpu", "none", "--out")
 
 
-def start(name, *arguments):
-    command = [sys.executable, ROOT / "examples" / name / "train.py", *arguments]
-    environment = {**os.environ, **ONE_RANK.get(name, {}), "OMP_NUM_THREADS": "1"}
+def start(name, *arguments, at=None):
+    before = BY[name](at) if name in BY else ()
+    command = [sys.executable, *before, ROOT / "examples" / name / "train.py", *arguments]
+    environment = {**os.environ, **(ONE_RANK if name in LAUNCHED else {}), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(list(map(str, command)), text=True, env=environment, **pipes)
 
@@ -84,18 +90,20 @@ LEAVERS = {
 }
 PACKAGES = {
     "hf_trainer": "transformers",
-    "plain_loop": "torch",
-    "preemptible": "torch",
-    "train_images": "torch",
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "jax": "jax",
+    "megatron": "megatron",
 }
 KILLED = {**LEAVERS, "preemptible": "--checkpoints", "train_images": "--checkpoint"}
+KILLED |= dict.fromkeys(("watched_dataloader", "fsdp2", "deepspeed", "megatron", "jax"), "--checkpoint")
 EVERY = 20  # steps between checkpoints
 _STEP = re.compile(r"step (\d+), loss (\S+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", LEAVERS)
 def test_an_example_leaves_when_it_is_told_to_and_goes_on_from_there(name, corpus, needs, tmp_path):
-    needs(PACKAGES.get(name, name))
+    needs(PACKAGES.get(name, "torch"))
     arguments = (corpus, LEAVERS[name], tmp_path / "out")
     process = start(name, *arguments, "--steps", 1_000_000)
     wait_for_handler(process.pid)
@@ -120,13 +128,19 @@ def wait_for_handler(pid):
 # --- kill -9 ---
 
 
-@pytest.mark.parametrize("name", KILLED)
+LONG = ("deepspeed", "megatron", "fsdp2", "jax")  # their loop is that of plain_loop, their start takes long
+NIGHTLY = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in KILLED]
+
+
+@pytest.mark.parametrize("name", NIGHTLY)
 def test_an_example_killed_with_9_goes_on_bit_for_bit(name, corpus, needs, tmp_path):
-    needs(PACKAGES.get(name, name))
+    needs(PACKAGES.get(name, "torch"))
     data = tmp_path / "images" if name == "train_images" else corpus  # which it makes itself
     arguments = (data, KILLED[name], tmp_path / "out", "--every", EVERY)
-    before = losses_until_killed(start(name, *arguments, "--steps", 1_000_000), tmp_path / "out")
-    process = start(name, *arguments, "--steps", max(before) + 3)
+    before = losses_until_killed(
+        start(name, *arguments, "--steps", 1_000_000, at=tmp_path / "first"), tmp_path / "out"
+    )
+    process = start(name, *arguments, "--steps", max(before) + 3, at=tmp_path / "second")
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-3000:]
     after = losses(out)
@@ -150,7 +164,15 @@ def losses_until_killed(process, folder):
         found = _STEP.search(line)
         if found and int(found[1]) % EVERY == EVERY // 2 and [*folder.rglob("checkpoint.json")]:
             break
-    process.kill()
+    for pid in [process.pid, *descendants(process.pid)]:  # a launcher and its ranks, as a node that is lost
+        os.kill(pid, signal.SIGKILL)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors[-3000:]
     return losses("".join(said) + rest)
+
+
+def descendants(pid):
+    """What a process has started, and they: torchrun gives its ranks sessions of their own."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for path in listed for child in path.read_text().split()]
+    return children + [one for child in children for one in descendants(child)]

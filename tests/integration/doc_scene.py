@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from doc_blocks import ROOT, Block, blocks
 
 sys.path.insert(0, str(ROOT / "tests" / "load"))
@@ -129,6 +131,7 @@ class Scene:
         for number, name in enumerate(("cat", "dog")):
             (folder / "photos" / name).mkdir(parents=True)
             Image.new("RGB", (64, 48), (0, 90 * number, 0)).save(folder / "photos" / name / "1.jpg")
+        (np.arange(20_000, dtype=np.uint16) % 2000).tofile(folder / "train.bin")
         make_tars(folder / "images", [40, 30])
         for command in MADE:
             done = run(["bash", "-euo", "pipefail", "-c", command], folder, {"GIVEN": GIVEN})
@@ -144,6 +147,8 @@ class Scene:
         for name in ("corpus", "run", "imageset"):
             if f"--out {name}" in block.text:
                 shutil.rmtree(folder / name)
+        if "prepare index images" in block.text:
+            (folder / "images" / "manifest.json").unlink()
         if "Checkpointer" in block.text or "dcp" in block.text:
             shutil.rmtree(folder / "nvme")
         return folder

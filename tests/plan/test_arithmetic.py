@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.plan.arithmetic import WORKER_MEMORY, Plan, make_plan
+from stoker.plan.arithmetic import LOADER_MEMORY, SHARD_BYTES, WORKER_MEMORY, Plan, make_plan, say_time
 from stoker.plan.job import make_job
 
 GIB = 1 << 30
@@ -166,3 +167,100 @@ def test_a_plan_holds_the_job_it_was_made_from() -> None:
     made = plan(nodes=3, read_rate="1GB/s")
     assert make_job(made.as_plain()["job"]) == made.job
     assert asdict(made.job)["nodes"] == 3
+
+
+RATE, STORE = st.floats(1e6, 1e10), st.floats(1e6, 1e12)
+
+
+@given(
+    gpus=st.integers(1, 16),
+    nodes=st.integers(1, 500),
+    rate=RATE,
+    store=STORE,
+    node=STORE,
+    dataset=st.integers(1, 10**15),
+)
+def test_an_epoch_from_the_store_takes_as_long_as_its_bytes_do(
+    gpus: int, nodes: int, rate: float, store: float, node: float, dataset: int
+) -> None:
+    """Nothing stays on the node: what is lost is the time of the bytes less the time the GPUs would take."""
+    made = plan(
+        nodes=nodes, gpus_per_node=gpus, read_rate=rate, store_rate=store, node_rate=node, dataset=dataset,
+        epochs=3, gpu_hour=2.5,
+    )  # fmt: skip
+    given_, wanted = min(store / nodes, node) * nodes, rate * gpus * nodes
+    lost_s = 3 * max(0.0, dataset / given_ - dataset / wanted)
+    assert made.reading.store_node * nodes == pytest.approx(given_)
+    assert made.starving.gpu_hours == pytest.approx(lost_s * gpus * nodes / 3600, rel=1e-6, abs=1e-9)
+    assert made.starving.money == pytest.approx(made.starving.gpu_hours * 2.5)
+
+
+@given(
+    rate=RATE, thread=st.floats(1e7, 1e10), latency=st.floats(1e-6, 0.5), block=st.integers(1 << 16, 1 << 26)
+)
+def test_threads_are_the_fewest_that_bring_the_bytes_and_hide_the_latency(
+    rate: float, thread: float, latency: float, block: int
+) -> None:
+    made = plan(read_rate=rate, thread_rate=thread, store_latency=latency, read_block=block).loading
+    assert made.threads * thread >= rate * (1 - 1e-9)
+    assert made.threads * block >= rate * latency * (1 - 1e-9)
+    fewer = made.threads - 1
+    assert not fewer or fewer * thread < rate or fewer * block < rate * latency
+
+
+@given(
+    gpus=st.integers(1, 16), workers=st.integers(1, 32), prefetch=st.integers(1, 8), batch=st.integers(1, 256)
+)
+def test_a_node_of_worker_processes_holds_its_batches_and_its_processes(
+    gpus: int, workers: int, prefetch: int, batch: int
+) -> None:
+    made = plan(
+        gpus_per_node=gpus, loader="process", workers=workers, prefetch=prefetch, batch=batch, sample=3000,
+        decoded=150_000, step=1000,
+    )  # fmt: skip
+    threads = made.loading.threads
+    assert threads == workers
+    assert made.loading.shm_needed == gpus * workers * (prefetch + 1) * batch * 150_000
+    assert made.loading.shm >= made.loading.shm_needed
+    assert made.loading.shm % GIB == 0
+    assert made.loading.cores == math.ceil(gpus * (1 + max(workers * 0.5, 0.0))) + 1
+    assert made.memory.loaders == gpus * (LOADER_MEMORY + workers * WORKER_MEMORY)
+    assert made.memory.limit % GIB == 0
+    assert 0 <= made.memory.spare < GIB
+    assert not made.notes
+    assert made.needs().threads == gpus * workers
+
+
+@given(
+    nodes=st.integers(1, 300),
+    gpus=st.integers(1, 16),
+    dataset=st.integers(1, 10**15),
+    nvme=st.integers(1, 10**13),
+    rate=STORE,
+)
+def test_a_share_is_staged_at_the_pace_of_the_slower_of_store_and_disk(
+    nodes: int, gpus: int, dataset: int, nvme: int, rate: float
+) -> None:
+    made = plan(
+        nodes=nodes, gpus_per_node=gpus, dataset=dataset, nvme=nvme, store_rate=rate * nodes, nvme_rate=2e9
+    )
+    caching, pace = made.caching, min(rate, 2e9)
+    assert (caching.share - 1) * nodes < dataset <= caching.share * nodes
+    assert caching.cache == min(caching.share, int(nvme * 0.95))
+    assert caching.hit == pytest.approx(caching.cache / caching.share)
+    assert caching.stage_s == pytest.approx(caching.share / pace)
+    assert caching.everywhere_s == pytest.approx(dataset / pace)
+    first = min(caching.share, gpus * SHARD_BYTES)
+    assert caching.first_s == pytest.approx(made.job.store_latency + first / pace)
+    needs = made.needs()
+    assert needs.inodes == 64 + 3 * math.ceil(caching.cache / SHARD_BYTES)
+    assert needs.open_files == 512 + math.ceil(caching.share / SHARD_BYTES / gpus)
+    assert needs.memlock_bytes == (GIB * gpus if nodes > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "500 ms"), (1, "1.0 s"), (119, "119.0 s"), (120, "2.0 min"), (7200, "2.0 h"), (172_800, "2.0 d")],
+)
+def test_times_are_said_in_the_largest_unit_of_which_there_are_two(seconds: float, text: str) -> None:
+    assert say_time(seconds) == text

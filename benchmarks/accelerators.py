@@ -5,8 +5,8 @@ emulated card); we emulate one card of the same sample size, batch, compute time
 files of our own on the same disk. In turn, page cache dropped before each; the utilisation of both.
 
 dlio_benchmark wants tensorflow and DALI, whose readers are not used here: `--dlio PYTHON` names an
-environment in which it can be imported (stand-ins for those imports will do; MPI: pip install mpich), `--dlio-path` what
-that needs on PYTHONPATH.
+environment in which it can be imported (stand-ins for those imports will do; MPI: pip install mpich),
+`--dlio-path` what that needs on PYTHONPATH.
 
     python benchmarks/accelerators.py --dlio PYTHON [--dlio-path DIR] [--turns 3] [FOLDER]
 """

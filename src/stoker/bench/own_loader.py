@@ -15,6 +15,7 @@ from stoker.bench.figures import Bench, Figure, say_seconds
 from stoker.bench.program import Program, program_of
 from stoker.diagnose.features import features
 from stoker.errors import StokerError
+from stoker.formats.sizes import counted
 from stoker.machine.allowed import usable_cores
 from stoker.recording import Recording
 from stoker.watch.command import name_of
@@ -159,7 +160,7 @@ def _bench(
     if not done:
         raise StokerError(f"the loader gave nothing by itself: {'; '.join(failed)}")
     given = next((one for one in done if one.workers == feeding.workers), done[0])
-    ranks = f", {feeding.ranks} ranks" if feeding.ranks > 1 else ""
+    ranks = f", {counted(feeding.ranks, 'rank')}" if feeding.ranks > 1 else ""
     return Bench(
         verb="loader",
         of=f"{name_of(command)}{ranks}, its own DataLoader",

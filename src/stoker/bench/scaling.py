@@ -15,6 +15,7 @@ from stoker.bench.figures import Bench, Figure, say_seconds
 from stoker.bench.program import program_of
 from stoker.diagnose.features import features
 from stoker.errors import StokerError, UsageError
+from stoker.formats.sizes import counted
 from stoker.recording import Recording
 from stoker.watch.command import name_of
 from stoker.watch.window import Window
@@ -81,7 +82,7 @@ def bench_scaling(
     windows: dict[int, list[Ran]] = {count: [] for count in counts}
     with program_of(command) as program:
         for number, count in enumerate(order):
-            said(f"{count} ranks", number, len(order))
+            said(counted(count, "rank"), number, len(order))
             name = f"{number}-of-{count}"
             window = Window(program.folder / name, seconds=seconds)
             window.grace_s = 10.0
@@ -89,7 +90,8 @@ def bench_scaling(
             recording = program.read(name)
             if len(recording.ranks) != count:
                 raise StokerError(
-                    f"{count} ranks were asked for and {len(recording.ranks)} stepped: {program.tail(name)}",
+                    f"{counted(count, 'rank')} asked for, and {len(recording.ranks)} stepped: "
+                    f"{program.tail(name)}",
                     hint="does the program run on any number of ranks?",
                 )
             windows[count].append(read_ran(recording))
@@ -134,7 +136,7 @@ def read_ran(recording: Recording) -> Ran:
     steps = max((rank.steps for rank in recording.ranks), key=lambda one: len(one.end))
     if len(steps.end) < 5 or known.judged_s <= 0:
         raise StokerError(
-            f"{len(steps.end)} steps were seen: too few to measure",
+            f"too few to measure: {counted(len(steps.end), 'step')} seen",
             hint="give more --seconds, or smaller steps",
         )
     after = steps.end[len(steps.end) // 4 :]
@@ -155,7 +157,7 @@ def report(name: str, windows: dict[int, list[Ran]], *, threads: str) -> Bench:
         spread = max(one.step_s for one in some) / min(one.step_s for one in some) - 1
         figures.append(
             Figure(
-                name=f"efficiency, {count} ranks" if count > 1 else "efficiency, 1 rank",
+                name=f"efficiency, {counted(count, 'rank')}",
                 value=alone / step_s,
                 unit="share",
                 limit=_where(windows[1], some) if count > 1 else "",
@@ -166,7 +168,8 @@ def report(name: str, windows: dict[int, list[Ran]], *, threads: str) -> Bench:
     lost = 1 - figures[-1].value
     return Bench(
         verb="scaling",
-        of=f"{name} on 1 to {most} ranks of this node, its batch and OMP_NUM_THREADS={threads} on each",
+        of=f"{name} on up to {counted(most, 'rank')} of this node, its batch and "
+        f"OMP_NUM_THREADS={threads} on each",
         figures=figures,
         advice=[_advice(most, lost, windows)],
     )
@@ -191,13 +194,12 @@ def _where(one: list[Ran], many: list[Ran]) -> str:
 
 def _advice(most: int, lost: float, windows: dict[int, list[Ran]]) -> str:
     if lost <= 0.05:
-        return f"{most} ranks work as {most}: nothing is lost that is worth looking for"
+        return f"{counted(most, 'rank')} work as {most}: nothing is lost that is worth looking for"
     where = _grown(windows[1], windows[most])[0][1]
     does = {
         "data": "loaders share cores and disk: `stoker bench loader -- …`, then `stoker tune -- …`",
         "collective": "`stoker bench collective` says what the link gives; larger batches exchange less",
         "compute": "ranks share cores or memory: bind each to its own (`--cpu-bind`, numactl)",
     }
-    return (
-        f"{lost:.0%} of a step is lost on {most} ranks: {does.get(where, f'{_WORDS[where]} has grown most')}"
-    )
+    cause = does.get(where, f"{_WORDS[where]} has grown most")
+    return f"{lost:.0%} of a step is lost on {counted(most, 'rank')}: {cause}"

@@ -70,7 +70,7 @@ def _size(default: str, help: str) -> Callable[[Callable[..., None]], Callable[.
 
 @click.group(cls=Group)
 def command() -> None:
-    """Measure a machine: storage, loader, collectives, checkpoints, scaling.
+    """Measure a machine: storage, loader, collectives, checkpoints.
 
     Every figure comes with what limits it, and goes to the history (`stoker history`). Else nothing is
     written but to the folder that is named, in files that are gone afterwards, also after Ctrl-C. Exit
@@ -209,7 +209,7 @@ def _is_command(what: tuple[str, ...]) -> bool:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @_shown
 def scaling(command: tuple[str, ...], seconds: float) -> Bench:
-    """COMMAND on 1 to N ranks of this node: efficiency, and where the rest goes.
+    """COMMAND on 1 to N ranks of this node, and what scaling costs.
 
     \b
     stoker bench scaling -- torchrun --nproc-per-node 4 train.py

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.formats.sizes import counted
 from stoker.tune.seen import Seen
 
 Setting = Mapping[str, Any]  # knobs by name, plain JSON values
@@ -82,7 +83,7 @@ def _persistent(seen: Seen, best: Setting) -> Stage | None:
     has = best.get("persistent_workers") or seen.settings.get("persistent_workers")
     if not seen.short_epochs or has or not _workers_of(seen, best):
         return None
-    why = f"workers start anew every {seen.epoch} steps"
+    why = f"workers start anew every {counted(seen.epoch, 'step')}"
     return Stage(name="persistent", why=why, settings=({**best, "persistent_workers": True},))
 
 
@@ -112,10 +113,10 @@ def _threads(seen: Seen, best: Setting) -> Stage | None:
         return None
     left = max(1, cores - workers) if workers else cores
     if workers and is_starving(seen) and left < seen.threads:
-        why = f"{seen.threads} threads compute beside {workers} workers on {cores} cores"
+        why = f"{seen.threads} threads compute beside {workers} workers on {counted(cores, 'core')}"
         return Stage(name="threads", why=why, settings=({**best, "torch_threads": left},))
     if not is_starving(seen) and seen.threads < left:
-        why = f"{seen.threads} of {cores} cores compute"
+        why = f"{seen.threads} of {counted(cores, 'core')} compute"
         return Stage(name="threads", why=why, settings=({**best, "torch_threads": left},))
     return None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import __version__
+from stoker.formats.sizes import counted
 from stoker.redact import redact_args
 from stoker.storage import new_file
 from stoker.tune.candidates import NUMERICS, Setting, not_tried
@@ -83,7 +84,8 @@ def as_lines(tuned: Tuned) -> list[str]:
     outcome = tuned.outcome
     step_ms = 1e3 * tuned.plain_s / max(1, tuned.steps)
     lines = [
-        f"tune · {step_ms:.3g} ms a step, {tuned.steps} steps a window, {len(outcome.trials)} trials",
+        f"tune · {step_ms:.3g} ms a step, {counted(tuned.steps, 'step')} a window, "
+        f"{counted(len(outcome.trials), 'trial')}",
         "",
     ]
     lines += [f"  {tuned.verdict}", ""]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
+from stoker.formats.sizes import counted
 from stoker.tune.candidates import Setting, most_workers
 from stoker.tune.edit import edit_for
 from stoker.tune.result import Tuned, say, write_settings
@@ -64,7 +65,7 @@ def tune(command: Sequence[str], options: Options, *, said: Said = lambda line: 
     def run(setting: Setting, lost_s: float) -> Trial:
         if bench.interrupted:
             raise KeyboardInterrupt
-        said(f"{time.monotonic() - began:.0f} s: {span.steps} steps with {say(setting)}")
+        said(f"{time.monotonic() - began:.0f} s: {counted(span.steps, 'step')} with {say(setting)}")
         return bench.run(setting, span, lost_s=lost_s, usual_s=plain.seconds, start_s=start_s)
 
     each_s = start_s + plain.seconds * span.last / span.steps
@@ -108,7 +109,8 @@ def _first(bench: Bench, *, seconds: float, minutes: float) -> tuple[Seen, Span,
 def _too_short(ended: str, failure: str, steps: int) -> str:
     """Why there is nothing to compare."""
     if steps:
-        return f"the program ended after {steps} steps ({failure or ended}): ten are the least to compare"
+        last = failure or ended
+        return f"the program ended after {counted(steps, 'step')} ({last}): ten are the least to compare"
     return f"no training step was seen: {failure or ended or 'the program did not start'}"
 
 

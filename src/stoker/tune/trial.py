@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import BadInputError
+from stoker.formats.sizes import counted
 from stoker.recording import Floats, Recording
 from stoker.tune.candidates import Setting
 from stoker.watch import runs
@@ -191,7 +192,7 @@ def _failure(recording: Recording, folder: Path, window: StepWindow, code: int) 
         return "interrupted"
     done = len(step_ends(recording))
     said = failure_of(recording) if code else "the program ended"
-    return f"{said} (after {done} steps)" if done else f"{said or _tail(folder)}"
+    return f"{said} (after {counted(done, 'step')})" if done else f"{said or _tail(folder)}"
 
 
 def _tail(folder: Path) -> str:

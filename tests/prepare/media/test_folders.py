@@ -242,9 +242,12 @@ def test_a_csv_says_captions_as_datasets_has_it(take: Any, watcher: Any, tmp_pat
     samples = {json.loads(one["json"])["n"]: one["txt"].decode() for one in take(folder)}
     assert samples == {"0": "one, and\ntwo", "1": "é"}
     assert f"{folder}: 1 file that metadata names is not there (7.jpg, ...)" in watcher.notes
-    (folder / "metadata.csv").write_text("image,text\n0.jpg,a\n")
-    with pytest.raises(BadInputError, match="line 2 names no file"):
+    (folder / "metadata.csv").write_text("file_name,text\n0.jpg,a,b\n")
+    with pytest.raises(BadInputError, match="more values than columns"):
         take(folder, out=tmp_path / "bad")
+    (folder / "metadata.csv").write_text("image_id,text\n0,a\n")
+    assert sorted(take(folder, out=tmp_path / "other")[0]) == ["__key__", "jpg"]
+    assert f"{folder}/metadata.csv has no file_name: left out" in watcher.notes
 
 
 def test_classes_keep_their_names_when_shards_are_prepared_again(

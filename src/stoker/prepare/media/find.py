@@ -321,7 +321,10 @@ def _said(base: str, paths: list[str], say: Callable[[str], None]) -> dict[str, 
     said: dict[str, str] = {}
     for path in paths:
         if PurePosixPath(path).name in METADATA:
-            said |= read_metadata(path, store.read(path))
+            found = read_metadata(path, store.read(path))
+            if not found:
+                say(f"{join_url(base, path)} has no file_name: left out")
+            said |= found
     if absent := sorted(said.keys() - set(paths)):
         say(f"{base}: {counted(len(absent), 'file')} that metadata names is not there ({absent[0]}, ...)")
     return said

@@ -149,14 +149,15 @@ def read_metadata(path: str, data: bytes) -> dict[str, str]:
     folder = path.rpartition("/")[0]
     said, number = {}, 0
     try:
-        for number, row in _csv_rows(data) if path.endswith(".csv") else _json_rows(data):
+        for line, row in _csv_rows(data) if path.endswith(".csv") else _json_rows(data):
+            number = line
             name = row.pop("file_name")
             said[f"{folder}/{name}" if folder else name] = json.dumps(row)
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise BadInputError(
             f"{path} line {number:,} names no file: {type(error).__name__}: {error}",
-            hint='each line is as {"file_name": "a.jpg", "text": "its caption"}, or a .csv has a column '
-            "file_name; mend or rename the file",
+            hint='each line is as {"file_name": "a.jpg", "text": "its caption"}, in a .csv as many values as '
+            "columns; mend or rename the file",
         ) from error
     return said
 
@@ -177,6 +178,8 @@ def _json_row(line: bytes) -> dict[str, Any]:
 
 def _csv_rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+    if "file_name" not in (rows.fieldnames or ()):
+        return  # of somebody else, with names of its own
     for row in rows:
         if None in row:
             raise ValueError(f"it has more values than columns: {row[None][:3]}")

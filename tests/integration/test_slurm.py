@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from clusters import FILES, MARKED_TASK, Bench, make_bench, wait_until, write_corpus
+from PIL import Image
 from slurm_cluster import SlurmCluster, slurm_cluster
 
 if TYPE_CHECKING:
@@ -161,6 +163,21 @@ def test_a_curated_dataset_is_the_same_as_here(cluster: SlurmCluster, bench: Ben
     done = bench.run("out", *ON_SLURM, *options, environment=cluster.environment)
     assert done.returncode == 0, done.stderr
     assert bench.dataset("out") == bench.made_here(*options) == bench.made_here(*options, "--workers", "1")
+
+
+def test_media_is_the_same_as_here(cluster: SlurmCluster, bench: Bench, tmp_path: Path) -> None:
+    for number in range(24):
+        folder = tmp_path / "photos" / ("cat" if number % 3 else "hot dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number // 2).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((400 + number % 2, 400)).save(folder / f"{number}.png")
+    media = Bench(folder=bench.folder, corpus=tmp_path / "photos", tokenizer=bench.tokenizer)
+    options = ("--near-dedup", "0.9", "--shard-size", "1MiB")
+    done = media.run("out", *ON_SLURM, *options, environment=cluster.environment)
+    assert done.returncode == 0, done.stderr
+    assert "24 image files in 2 class folders" in done.stderr
+    assert json.loads((bench.folder / "out/statistics.json").read_text())["dropped"] == {"near_duplicate": 12}
+    assert media.dataset("out") == media.made_here(*options, "--workers", "1")
 
 
 def test_what_sbatch_refuses_is_told_with_a_hint(cluster: SlurmCluster, bench: Bench) -> None:

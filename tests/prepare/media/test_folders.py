@@ -188,6 +188,78 @@ def test_of_splits_the_asked_one_is_taken(classes: Path, take: Any, watcher: Any
     assert any("split train/ of train, val" in note for note in watcher.notes)
 
 
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [("train2017", "val2017"), ("images/train", "images/val"), ("train_images", "test_images")],
+)
+def test_splits_as_others_name_them_are_no_classes(train: str, val: str, take: Any, tmp_path: Path) -> None:
+    """COCO, YOLO, Kaggle: validation images must not come into what is trained on."""
+    for number, folder in enumerate((train, val)):
+        (tmp_path / "raw" / folder).mkdir(parents=True)
+        photo(number).save(tmp_path / "raw" / folder / f"{number}.jpg")
+    photo(5).save(tmp_path / "raw" / "logo.png")
+    if "/" in train:
+        (tmp_path / "raw" / "logo.png").unlink()
+    samples = take(tmp_path / "raw")
+    assert [sorted(one) for one in samples] == [["__key__", "jpg"]]
+    assert samples[0]["jpg"] == (tmp_path / "raw" / train / "0.jpg").read_bytes()
+
+
+def test_several_folders_of_one_split_have_to_be_chosen_by_name(take: Any, tmp_path: Path) -> None:
+    for number, folder in enumerate(("train2014", "train2017")):
+        (tmp_path / "raw" / folder).mkdir(parents=True)
+        photo(number).save(tmp_path / "raw" / folder / f"{number}.jpg")
+    with pytest.raises(UsageError, match="several splits train: train2014, train2017"):
+        take(tmp_path / "raw")
+    assert len(take(tmp_path / "raw", split="train2017")) == 1
+
+
+def test_splits_beside_other_folders_are_told(take: Any, watcher: Any, tmp_path: Path) -> None:
+    for number, folder in enumerate(("train", "val", "extra")):
+        (tmp_path / "raw" / folder).mkdir(parents=True)
+        photo(number).save(tmp_path / "raw" / folder / f"{number}.jpg")
+    assert len(take(tmp_path / "raw")) == 3
+    assert any("train/ and val/ are taken together with all else" in note for note in watcher.notes)
+
+
+def test_a_single_folder_is_no_class_unless_it_is_said(take: Any, tmp_path: Path) -> None:
+    from stoker.prepare.media.recipe import MediaOptions
+
+    (tmp_path / "raw" / "photos").mkdir(parents=True)
+    photo(1).save(tmp_path / "raw" / "photos" / "1.jpg")
+    assert "cls" not in take(tmp_path / "raw")[0]
+    said = MediaOptions(labels="folders")
+    assert take(tmp_path / "raw", media=said, out=tmp_path / "said")[0]["cls"] == b"0"
+
+
+def test_a_csv_says_captions_as_datasets_has_it(take: Any, watcher: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for number in range(2):
+        photo(number).save(folder / f"{number}.jpg")
+    rows = '\ufefffile_name,text,n\n0.jpg,"one, and\ntwo",0\n1.jpg,é,1\n7.jpg,gone,7\n'
+    (folder / "metadata.csv").write_text(rows)
+    samples = {json.loads(one["json"])["n"]: one["txt"].decode() for one in take(folder)}
+    assert samples == {"0": "one, and\ntwo", "1": "é"}
+    assert f"{folder}: 1 file that metadata names is not there (7.jpg, ...)" in watcher.notes
+    (folder / "metadata.csv").write_text("file_name,text\n0.jpg,a,b\n")
+    with pytest.raises(BadInputError, match="more values than columns"):
+        take(folder, out=tmp_path / "bad")
+    (folder / "metadata.csv").write_text("image_id,text\n0,a\n")
+    assert sorted(take(folder, out=tmp_path / "other")[0]) == ["__key__", "jpg"]
+    assert f"{folder}/metadata.csv has no file_name: left out" in watcher.notes
+
+
+def test_classes_keep_their_names_when_shards_are_prepared_again(
+    classes: Path, take: Any, tmp_path: Path
+) -> None:
+    take(classes)
+    again = take(tmp_path / "out", seed=1, out=tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "classes.json").read_text()) == ["cat", "dog", "éel 1"]
+    assert len(again) == 36
+    assert verify_dataset(str(tmp_path / "again")) == []
+
+
 def test_one_image_is_a_dataset(take: Any, tmp_path: Path) -> None:
     photo(1).save(tmp_path / "one.png")
     assert [sorted(one) for one in take(tmp_path / "one.png")] == [["__key__", "png"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from made_photos import encoded, photo
 
-from stoker.errors import TaskError
+from stoker.errors import TaskError, UsageError
+from stoker.prepare.media.recipe import MediaOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +105,36 @@ def test_a_row_without_bytes_is_bad_and_a_path_in_it_is_not_followed(take: Any, 
 def test_a_table_of_text_is_text(make: Any, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "x.parquet")
     assert make(tmp_path / "x.parquet").manifest.format == "megatron"
+
+
+def test_a_table_of_text_with_hashes_beside_is_text(make: Any, take: Any, tmp_path: Path) -> None:
+    hashes = [sha256(b"%d" % number).digest() for number in range(20)]
+    table = pa.table({"text": [f"document {number}" for number in range(20)], "sha256": hashes})
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert make(tmp_path / "x.parquet").manifest.format == "megatron"
+    said = MediaOptions(kind="media")
+    assert len(take(tmp_path / "x.parquet", media=said, out=tmp_path / "said")) == 20
+
+
+@pytest.mark.parametrize("name", ["pixels", "image"])
+def test_bytes_of_images_are_media_whatever_their_column_is_called(
+    name: str, take: Any, watcher: Any, tmp_path: Path
+) -> None:
+    with pa.ipc.new_file(tmp_path / "x.arrow", (table := pa.table({name: IMAGES})).schema) as writer:
+        writer.write_table(table)
+    assert len(take(tmp_path / "x.arrow")) == 10
+    assert f"{tmp_path / 'x.arrow'}: media, not text: 1 table" in watcher.notes
+
+
+def test_a_table_of_text_and_images_with_a_tokenizer_has_to_be_said(make: Any, tmp_path: Path) -> None:
+    """Before media it was a corpus: nobody's text becomes something else unasked."""
+    table = pa.table({"text": [f"page {number}" for number in range(10)], "image": IMAGES})
+    pq.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(UsageError, match="a column of text and one of media"):
+        make(tmp_path / "x.parquet")
+    for kind, made in (("text", "megatron"), ("media", "webdataset")):
+        said = make(tmp_path / "x.parquet", out=tmp_path / kind, media=MediaOptions(kind=kind))
+        assert said.manifest.format == made
 
 
 def write_tar(path: Path, samples: list[dict[str, bytes]], *, folder: str = "") -> Path:

@@ -18,14 +18,17 @@ from stoker.formats.sizes import counted
 from stoker.prepare.media import tables, tars
 from stoker.prepare.media.kinds import kind_of, suffix_of
 from stoker.prepare.media.listing import (
+    CLASSES,
     METADATA,
     Listing,
     described,
     has_class_folders,
     labelled,
     list_samples,
+    read_classes,
     read_metadata,
     split_folder,
+    splits_among_others,
 )
 from stoker.prepare.media.recipe import MediaOptions
 from stoker.prepare.sources.discover import GLOB_MARKS, Look, behind, is_there, matches, only_file
@@ -64,6 +67,8 @@ class _Name:
     tables: tuple[Source, ...] = ()
     texts: int = 0
     plain_tables: int = 0  # tables and tars without media
+    unknown: tuple[Source, ...] = ()  # those of them with bytes of no known kind
+    classes: tuple[str, ...] = ()  # names that a dataset of ours says
 
     @property
     def media(self) -> int:
@@ -77,7 +82,11 @@ def find_media(names: Sequence[str], options: MediaOptions, look: Look, *, token
     held = []
     for name in names:
         with named_errors("read", name):
-            held.append(_held(name, look))
+            one = _held(name, look)
+        if options.kind == "media":
+            plain = one.plain_tables - len(one.unknown)
+            one = replace(one, tables=(*one.tables, *one.unknown), plain_tables=plain)
+        held.append(one)
     kinds = {one.name: _is_mostly_media(one, options, tokenizer) for one in held}
     if not any(kinds.values()):
         if options.kind == "media":
@@ -90,7 +99,18 @@ def find_media(names: Sequence[str], options: MediaOptions, look: Look, *, token
             f"{media} holds media and {text} text",
             hint="prepare them into a dataset each, or say which is meant with --kind text or --kind media",
         )
+    if tokenizer and options.kind == "auto":
+        _check_meant([source for one in held for source in one.tables])
     return _found(_each_once(held), options, look)
+
+
+def _check_meant(sources: Sequence[Source]) -> None:
+    """A table with a text and an image in each row is a corpus to one and captioned images to another."""
+    if any(columns.caption == "text" for columns in _columns(sources)):
+        raise UsageError(
+            "the tables have a column of text and one of media",
+            hint="--kind text tokenises the text alone; --kind media makes samples of both",
+        )
 
 
 def _is_mostly_media(one: _Name, options: MediaOptions, tokenizer: str) -> bool:
@@ -113,12 +133,15 @@ def _found(held: list[_Name], options: MediaOptions, look: Look) -> Found:
         sources += [replace(source, origin=one.name) for source in one.tables]
         if one.plain_tables:
             look.say(f"{one.name}: {counted(one.plain_tables, 'table')} without media left out")
+        if one.tables:
+            look.say(f"{one.name}: media, not text: {_counted_tables(one.tables)}")
     for listing in listings.values():
         _tell(listing, look.say)
     folders = tuple(
         sorted({sample.label for one in listings.values() for sample in one.samples if sample.label})
     )
     named = [columns.classes for columns in _columns(sources) if columns.classes]
+    named += [one.classes for one in held if one.classes and one.tables]
     if any(classes != (folders or named[0]) for classes in named):
         raise UsageError(
             "the sources name different classes, or name them in another order",
@@ -157,21 +180,45 @@ def _with_classes(listings: list[Listing], options: MediaOptions, look: Look) ->
 
 def _wanted_split(listing: Listing, look: Look) -> Listing:
     """Of a folder of train/ and val/, the split that is asked for."""
-    chosen, all_splits = split_folder(listing, look.split)
+    above, chosen, all_splits = split_folder(listing, look.split)
     if not all_splits:
+        if mixed := splits_among_others(listing):
+            look.say(
+                f"{listing.base}: {' and '.join(mixed)} are taken together with all else that lies there"
+            )
         return listing
+    where = join_url(listing.base, above) if above else listing.base
     if not chosen:
         raise UsageError(
-            f"{listing.base} has the splits {', '.join(all_splits)}, and not {look.split}",
+            f"{where} has the splits {', '.join(all_splits)}, and not {look.split}",
             hint="choose one with --split",
         )
-    look.say(f"{listing.base}: split {chosen}/ of {', '.join(all_splits)} (--split takes another)")
+    if len(chosen) > 1:
+        raise UsageError(
+            f"{where} has several splits {look.split}: {', '.join(chosen)}",
+            hint=f"choose one by its name: --split {chosen[0]}",
+        )
+    look.say(f"{where}: split {chosen[0]}/ of {', '.join(all_splits)} (--split takes another)")
+    folder = f"{above}/{chosen[0]}" if above else chosen[0]
     inside = [
-        replace(one, files=tuple(replace(f, path=f.path.partition("/")[2]) for f in one.files))
+        replace(one, files=tuple(replace(f, path=f.path.removeprefix(f"{folder}/")) for f in one.files))
         for one in listing.samples
-        if one.files[0].path.startswith(f"{chosen}/")
+        if one.files[0].path.startswith(f"{folder}/")
     ]
-    return Listing(base=join_url(listing.base, chosen), samples=tuple(inside), alone=listing.alone)
+    beside = tuple(one.files[0].path for one in listing.samples if _is_beside(one.files[0].path, above))
+    alone = (*listing.alone, *beside)
+    return Listing(base=join_url(listing.base, folder), samples=tuple(inside), alone=alone)
+
+
+def _is_beside(path: str, above: str) -> bool:
+    """Whether a file lies beside the folders of splits, in none of them."""
+    return "/" not in path.removeprefix(f"{above}/" if above else "")
+
+
+def _counted_tables(sources: Sequence[Source]) -> str:
+    tarred = sum(source.kind == "webdataset" for source in sources)
+    both = ((len(sources) - tarred, "table"), (tarred, "tar"))
+    return ", ".join(counted(count, what) for count, what in both if count)
 
 
 def _tell(listing: Listing, say: Callable[[str], None]) -> None:
@@ -257,8 +304,10 @@ def _of_entries(name: str, base: str, entries: list[Entry], look: Look) -> _Name
     of_tables = [one for one in seen if _table_kind(one.path)]
     sources = look.sources(base, of_tables)
     if loose.samples:
-        loose = described(loose, _said(base, [one.path for one in seen]))
+        loose = described(loose, _said(base, [one.path for one in seen], look.say))
     held = replace(_of_tables(name, sources), listing=loose if loose.samples else None)
+    if held.tables and any(one.path == CLASSES for one in seen):
+        held = replace(held, classes=read_classes(open_store(base).read(CLASSES)))
     # beside media a .json is about them: img2dataset's statistics, our own manifest
     texts = [
         path for path in loose.alone if look.is_text(path) and not (held.media and path.endswith(".json"))
@@ -266,19 +315,25 @@ def _of_entries(name: str, base: str, entries: list[Entry], look: Look) -> _Name
     return replace(held, texts=len(texts))
 
 
-def _said(base: str, paths: list[str]) -> dict[str, str]:
-    """What every metadata.jsonl says of the files beside it."""
+def _said(base: str, paths: list[str], say: Callable[[str], None]) -> dict[str, str]:
+    """What every metadata.jsonl or .csv says of the files beside it."""
     store = open_store(base)
     said: dict[str, str] = {}
     for path in paths:
-        if PurePosixPath(path).name == METADATA:
-            said |= read_metadata(path, store.read(path))
+        if PurePosixPath(path).name in METADATA:
+            found = read_metadata(path, store.read(path))
+            if not found:
+                say(f"{join_url(base, path)} has no file_name: left out")
+            said |= found
+    if absent := sorted(said.keys() - set(paths)):
+        say(f"{base}: {counted(len(absent), 'file')} that metadata names is not there ({absent[0]}, ...)")
     return said
 
 
 def _of_tables(name: str, sources: list[Source]) -> _Name:
     """Tables and tars of one kind are what the first of them is."""
     media: list[Source] = []
+    unknown: list[Source] = []
     plain = 0
     for kind in _TABLES:
         some = [source for source in sources if source.kind == kind]
@@ -286,14 +341,15 @@ def _of_tables(name: str, sources: list[Source]) -> _Name:
             media += some
         else:
             plain += len(some)
-    return _Name(name=name, tables=tuple(media), plain_tables=plain)
+            if some and kind != "webdataset" and tables.is_bytes_at_all(some[0]):
+                unknown += some
+    return _Name(name=name, tables=tuple(media), plain_tables=plain, unknown=tuple(unknown))
 
 
 def _is_media(source: Source) -> bool:
     if source.kind == "webdataset":
         return tars.holds_media(source)
-    schema = tables.schema_of(source)
-    return schema is not None and bool(tables.columns_of(schema).media)
+    return tables.holds_media(source)
 
 
 def _table_kind(path: str) -> bool:

@@ -7,11 +7,15 @@ NAME.jsonl, one a line, and where each line starts in NAME.u64; the source's ver
 from __future__ import annotations
 
 import builtins
+import csv
+import io
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -20,8 +24,13 @@ from stoker.errors import BadInputError
 from stoker.prepare.media.kinds import CAPTIONS, kind_of, suffix_of
 from stoker.storage import Entry, new_file
 
-METADATA = "metadata.jsonl"
+METADATA = ("metadata.jsonl", "metadata.csv")
+CLASSES = "classes.json"
 _SPLITS = ({"train", "training"}, {"val", "valid", "validation", "dev"}, {"test", "testing"})
+# train2017, test-dev2017, val_images: a split's name and what says nothing of a class
+_SPLIT = re.compile(
+    r"(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(?:[-_.]?(?:set|split|data|images?|dev|\d+))*"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,19 +94,42 @@ def _told_apart(media: list[Entry]) -> list[tuple[Entry, ...]]:
     return [tuple(sorted(media, key=lambda entry: kind_of(suffix_of(entry.path)), reverse=True))]
 
 
-def split_folder(listing: Listing, split: str) -> tuple[str, list[str]]:
-    """Where all lie in folders named train, val or test: the one of the wanted split (empty: none of them),
-    and all of these; nothing where folders mean something else."""
-    tops = sorted({_top(sample) for sample in listing.samples})
-    if not tops or not all(any(top.lower() in names for names in _SPLITS) for top in tops):
-        return "", []
+def split_folder(listing: Listing, split: str) -> tuple[str, list[str], list[str]]:
+    """Where all folders are named train, val or test: the folder that these lie in (images/, or empty), those
+    of the wanted split, and all of them; nothing where folders mean something else."""
+    folders = [PurePosixPath(one.files[0].path).parts[:-1] for one in listing.samples]
+    above: list[str] = []
+    while True:
+        tops = sorted({parts[0] for parts in folders if parts})
+        if tops and all(_SPLIT.fullmatch(top.lower()) for top in tops):
+            return "/".join(above), _of_split(tops, split), tops
+        if len(tops) != 1 or not all(folders):
+            return "", [], []
+        above.append(tops[0])
+        folders = [parts[1:] for parts in folders]
+
+
+def splits_among_others(listing: Listing) -> list[str]:
+    """Folders named as splits (two at least) beside folders that are none: whoever meant them should know."""
+    tops = sorted({_top(one) for one in listing.samples})
+    named = [f"{top}/" for top in tops if _SPLIT.fullmatch(top.lower())]
+    return named if 1 < len(named) < len(tops) else []
+
+
+def _of_split(tops: Sequence[str], split: str) -> list[str]:
+    """The folder of this very name, or those that mean it."""
+    if split in tops:
+        return [split]
     wanted = next((names for names in _SPLITS if split.lower() in names), {split.lower()})
-    return next((top for top in tops if top.lower() in wanted), ""), tops
+    matches = ((top, _SPLIT.fullmatch(top.lower())) for top in tops)
+    return [top for top, match in matches if match and match[1] in wanted]
 
 
 def has_class_folders(listing: Listing) -> bool:
-    """Whether folders are classes: all samples lie in some, and none has a caption, which says more."""
-    return bool(listing.samples) and not listing.captioned and all(map(_top, listing.samples))
+    """Whether folders are classes: all samples lie in some, which are two at least, and none has a caption,
+    which says more."""
+    tops = set(map(_top, listing.samples))
+    return len(tops) > 1 and "" not in tops and not listing.captioned
 
 
 def labelled(listing: Listing) -> Listing:
@@ -108,26 +140,60 @@ def labelled(listing: Listing) -> Listing:
 def described(listing: Listing, lines: Mapping[str, str]) -> Listing:
     """The samples with what is said of them, by the path of their first file."""
     samples = tuple(replace(one, about=lines.get(one.files[0].path, "")) for one in listing.samples)
-    alone = tuple(path for path in listing.alone if PurePosixPath(path).name != METADATA)
+    alone = tuple(path for path in listing.alone if PurePosixPath(path).name not in METADATA)
     return replace(listing, samples=samples, alone=alone)
 
 
 def read_metadata(path: str, data: bytes) -> dict[str, str]:
-    """What the lines of a metadata.jsonl say of each file, by its path, as `datasets` has it."""
+    """What a metadata.jsonl or metadata.csv says of each file, by its path, as `datasets` has it."""
     folder = path.rpartition("/")[0]
-    said = {}
-    for number, line in enumerate(data.splitlines(), start=1):
-        try:
-            row = json.loads(line) if line.strip() else None
-            if row is not None:
-                name = row.pop("file_name")
-                said[f"{folder}/{name}" if folder else name] = json.dumps(row)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise BadInputError(
-                f"{path} line {number:,} names no file: {type(error).__name__}: {error}",
-                hint='each line is as {"file_name": "a.jpg", "text": "its caption"}; mend or rename the file',
-            ) from error
+    said, number = {}, 0
+    try:
+        for line, row in _csv_rows(data) if path.endswith(".csv") else _json_rows(data):
+            number = line
+            name = row.pop("file_name")
+            said[f"{folder}/{name}" if folder else name] = json.dumps(row)
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        raise BadInputError(
+            f"{path} line {number:,} names no file: {type(error).__name__}: {error}",
+            hint='each line is as {"file_name": "a.jpg", "text": "its caption"}, in a .csv as many values as '
+            "columns; mend or rename the file",
+        ) from error
     return said
+
+
+def _json_rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    return (
+        (number, _json_row(line)) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()
+    )
+
+
+def _json_row(line: bytes) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return {}  # names no file
+    return row
+
+
+def _csv_rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+    if "file_name" not in (rows.fieldnames or ()):
+        return  # of somebody else, with names of its own
+    for row in rows:
+        if None in row:
+            raise ValueError(f"it has more values than columns: {row[None][:3]}")
+        yield rows.line_num, dict(row)
+
+
+def read_classes(data: bytes) -> tuple[str, ...]:
+    """The names of classes beside shards of ours; whatever else is called so says none."""
+    try:
+        names = json.loads(data)
+    except ValueError:
+        return ()
+    is_ours = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if is_ours else ()
 
 
 def _top(sample: Listed) -> str:

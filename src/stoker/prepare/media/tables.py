@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,8 @@ from stoker.prepare.sources import tables
 from stoker.prepare.sources.documents import BadRecord, Piece, Source
 
 _LABELS = ("label", "labels", "cls", "class", "class_id", "target")
+_MEDIA_NAMES = ("image", "images", "img", "photo", "picture", "audio", "video")
+_PEEKED_ROWS = 16
 _MOST_NAME = 40
 
 
@@ -51,6 +53,49 @@ def schema_of(source: Source) -> Any:
     with suppress(Exception), tables.opened(source.url, source.kind) as table:
         return table.schema_arrow if source.kind == "parquet" else table.schema
     return None
+
+
+def holds_media(source: Source) -> bool:
+    """Whether a table holds media. A column of bytes alone says little: texts have hashes beside them."""
+    schema = schema_of(source)
+    columns = columns_of(schema).media if schema is not None else ()
+    if any(_says_media(schema.field(name)) for name in columns):
+        return True
+    values = _first_values(source, columns) if columns else {}
+    return any(_are_known(held) for held in values.values())
+
+
+def is_bytes_at_all(source: Source) -> bool:
+    """Whether a table has a column of bytes that could be media."""
+    schema = schema_of(source)
+    return schema is not None and bool(columns_of(schema).media)
+
+
+def _says_media(field: Any) -> bool:
+    """A struct of bytes and path is how `datasets` keeps media; or the column's name says it."""
+    plain = field.name.lower()
+    return "struct" in str(field.type) or plain in _MEDIA_NAMES or bool(kind_of(plain))
+
+
+def _first_values(source: Source, columns: Sequence[str]) -> dict[str, list[Any]]:
+    with suppress(Exception):  # a damaged table is the map task's to report
+        if source.kind in ("saved", "hub"):
+            table = tables.open_dataset(source).with_format("arrow")[:_PEEKED_ROWS]
+            return {name: table.column(name).to_pylist() for name in columns}
+        with tables.opened(source.url, source.kind) as table:
+            if source.kind == "parquet":
+                batch = next(table.iter_batches(batch_size=_PEEKED_ROWS, columns=list(columns)))
+            else:
+                first = table.get_batch(0) if hasattr(table, "num_record_batches") else next(iter(table))
+                batch = first.slice(0, _PEEKED_ROWS)
+            return {name: batch.column(batch.schema.names.index(name)).to_pylist() for name in columns}
+    return {}
+
+
+def _are_known(values: Sequence[Any]) -> bool:
+    """Whether most of these bytes begin as media do: some hashes begin so by chance."""
+    flat = [one for value in values for one in (value if isinstance(value, list) else [value]) if one]
+    return sum(bool(sniffed(one[:MAGIC_BYTES])) for one in flat) * 2 > len(flat)
 
 
 def read_rows(source: Source, piece: Piece) -> Iterator[Read]:

@@ -103,9 +103,7 @@ class Loader:
             self._move()
         batches = self._parts.planner.batches(Cursor(epoch=self.epoch))
         if batches is None:
-            raise TypeError(
-                "with best-fit packing the number of batches is known only at the end of an epoch"
-            )
+            raise TypeError("with best-fit packing batches are known only at the end of an epoch")
         return batches
 
     @property

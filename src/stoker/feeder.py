@@ -98,8 +98,9 @@ class Feeder:
             return
         if self._state and self.loader.options.shuffle != "off":  # left early: copies had run ahead
             self.loader.load_state_dict(self._state)
+        made = self.loader.untouched() if self._present else iter(self.loader)
         # the position is that of the batch handed out, not of the latest copied
-        for batch, state in self._copier.copied(iter(self.loader), given=self.loader.state_dict):
+        for batch, state in self._copier.copied(made, given=self.loader.state_dict):
             self._state = state
             yield self._present(batch) if self._present else batch
             self._go()

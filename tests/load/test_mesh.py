@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import Loader, World
+from stoker import Image, Loader, World
 from stoker.errors import UsageError
 from stoker.load.mesh import roles_of, spot_at
 
@@ -122,6 +122,8 @@ def test_rows_that_cannot_be_cut_are_refused(corpus):
         Loader(corpus, mesh=spot, **OPTIONS)
     with pytest.raises(UsageError, match="cannot be cut"):
         Loader(np.arange(10), batch_size=2, mesh=spot)
+    with pytest.raises(UsageError, match="cannot be cut"):
+        Loader(corpus, mesh=spot_at(["sequence"], np.arange(2), (0,), World()), image=Image(), **OPTIONS)
 
 
 def test_worker_processes_and_copies_keep_their_spot(corpus):

@@ -48,11 +48,8 @@ def finisher(output: str) -> Callable[[Batch], Batch]:
 def last_touch(
     part: Callable[[Batch], Batch] | None, options: LoaderOptions
 ) -> Callable[[Batch], Any] | None:
-    """What is left to the loop's thread: a rank's part, or images as they were asked for. What goes on to a
-    device is made into floats there."""
-    if part is None and options.images and not options.device:
-        return presenter(options)
-    return part
+    """What is left to the loop's thread: a rank's part, or images as they were asked for."""
+    return presenter(options) if part is None and options.images else part
 
 
 def presenter(options: LoaderOptions) -> Callable[[Any], Any]:

@@ -66,6 +66,13 @@ class Loader:
         self._build()
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._loop(self._touch)
+
+    def untouched(self) -> Iterator[Batch]:
+        """Batches as they are made, for who makes of their images what was asked for elsewhere."""
+        return self._loop(None)
+
+    def _loop(self, touch: Callable[[Batch], Any] | None) -> Iterator[Batch]:
         if self.options.shuffle == "off" and not self._resumed:
             self._go_to(Cursor(epoch=self.epoch))
             self._past = replace(self._past, step=self.step, legs=()).with_leg(self._begin, self.options)
@@ -79,9 +86,9 @@ class Loader:
                 some = True
                 if is_recording():
                     emit_tokens(batch)
-                yield self._touch(batch) if self._touch else batch
-                if self._group is not group or self._loops != loop:  # it went elsewhere meanwhile
-                    self._check_loop(loop)
+                yield touch(batch) if touch else batch
+                self._check_loop(loop)
+                if self._group is not group:  # it went elsewhere meanwhile
                     break
             self._next_group()
             if not self._group.batches:  # an epoch ended: this one, unless it was handed out before
@@ -96,9 +103,7 @@ class Loader:
             self._move()
         batches = self._parts.planner.batches(Cursor(epoch=self.epoch))
         if batches is None:
-            raise TypeError(
-                "with best-fit packing the number of batches is known only at the end of an epoch"
-            )
+            raise TypeError("with best-fit packing batches are known only at the end of an epoch")
         return batches
 
     @property

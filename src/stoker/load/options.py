@@ -216,11 +216,8 @@ class LoaderOptions:
 
     def _check_images(self) -> None:
         for one in self.images.values():
-            if self.output == "numpy" and (one.mixes or one.number == "bfloat16"):
-                raise UsageError(
-                    "numpy has no bfloat16, and images are mixed with torch",
-                    hint='use output="torch", or leave mixup, cutmix and dtype="bf16" out',
-                )
+            if self.output == "numpy" and one.number == "bfloat16":
+                raise UsageError("numpy has no bfloat16", hint='use output="torch", or another dtype')
 
     @property
     def images(self) -> dict[str, Image]:

@@ -232,3 +232,32 @@ def test_a_progressive_jpeg_of_a_thousand_scans_is_refused() -> None:
 
 def test_the_library_reads_no_format_that_starts_programs() -> None:
     assert not {"EPS", "PDF", "WMF"} & set(library.FORMATS)
+
+
+def test_a_sample_without_an_image_is_replaced_with_its_other_members_as_they_are(tmp_path: Path) -> None:
+    jpeg, png = encoded(photograph(20, 20)), encoded(photograph(20, 20), "PNG")
+    samples = [
+        [("jpg", jpeg), ("txt", b"whole"), ("cls", b"0")],
+        [("txt", b"none"), ("cls", b"1")],
+        [("jpg", jpeg), ("png", png), ("txt", b"two"), ("cls", b"2")],
+        [("jpg", jpeg[:200]), ("txt", b"cut"), ("cls", b"3")],
+    ]
+    folder = make_pictures(tmp_path, samples)
+    with loader(folder, image=Image(size=16, on_corrupt="replace"), shuffle="off") as one:
+        (batch,) = one
+    assert batch["txt"] == [b"whole", b"none", b"two", b"cut"]
+    assert batch["cls"].tolist() == [0, 1, 2, 3]
+    assert batch["image_ok"].tolist() == [True, False, False, False]
+    assert set(batch) == {"__key__", "txt", "cls", "image", "image_ok"}
+
+
+@pytest.mark.usefixtures("in_c")
+def test_a_baseline_jpeg_whose_scan_names_odd_coefficients_is_whole(tmp_path: Path) -> None:
+    data = bytearray(encoded(photograph(40, 40)))
+    scan = bytes(data).index(b"\xff\xda")
+    data[scan + 11 : scan + 14] = b"\0\0\0"  # as some cameras have it, instead of 0, 63, 0
+    decoder = Decoder(choose_engine("libjpeg"), max_pixels=10**6)
+    crops = [lambda w, h, t: crop_of(Image(crop="whole"), w, h, [], turn=t)]
+    (found,), by_library = decoder.crops(bytes(data), crops, [None])
+    assert not by_library
+    assert (found == np.asarray(Pictures.open(io.BytesIO(data)))).all()

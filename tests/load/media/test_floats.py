@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from pictures import small_pictures
+from pictures import encoded, make_pictures, photograph, small_pictures
 
 import stoker
 from stoker.errors import UsageError
+from stoker.load.media.mixing import mix_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +76,77 @@ def test_cutmix_takes_a_box_of_the_weight_it_says(pictures: Path) -> None:
         own = (found["image"][row] == plain[row]).all(0)
         assert (from_other | own).all()
         assert abs(float(from_other.float().mean()) - (1 - float(found["lam"][row]))) < 0.05
+
+
+def test_numpy_mixes_as_torch_does(pictures: Path) -> None:
+    image = stoker.Image(size=16, mixup=0.5, cutmix=1.0, normalize="imagenet")
+    options = {"batch_size": 16, "image": image}
+    with stoker.Loader(pictures, output="numpy", **options) as one, stoker.Loader(pictures, **options) as two:
+        mine, theirs = next(iter(one)), next(iter(two))
+    assert mine.keys() == theirs.keys()
+    assert np.abs(mine["image"] - theirs["image"].permute(0, 2, 3, 1).numpy()).max() < 1e-5
+    assert (mine["cls_mixed"] == theirs["cls_mixed"].numpy()).all()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("more", [{"dtype": "bf16"}, {"mixup": 0.5, "cutmix": 1.0, "dtype": "f16"}], ids=str)
+def test_worker_processes_send_bytes_and_floats_are_made_here(pictures: Path, more: dict) -> None:
+    options = {"batch_size": 8, "image": stoker.Image(size=16, normalize="imagenet", **more)}
+    with (
+        stoker.Loader(pictures, workers="process", **options) as one,
+        stoker.Loader(pictures, **options) as two,
+    ):
+        for mine, theirs in zip(one, two, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert torch.equal(mine["image"], theirs["image"])
+            assert torch.equal(mine["cls"], theirs["cls"])
+
+
+def test_a_loader_told_a_device_makes_of_images_what_was_asked_for_too(pictures: Path) -> None:
+    image = stoker.Image(size=16, normalize="imagenet")
+    with stoker.Loader(pictures, batch_size=4, image=image, device="cpu") as loader:
+        found = next(iter(loader))["image"]
+    assert found.shape == (4, 3, 16, 16)
+    assert found.dtype == torch.float32
+
+
+def test_images_of_their_own_sizes_are_made_alike_one_by_one(pictures: Path) -> None:
+    image = stoker.Image(crop="whole", normalize="imagenet")
+    options = {"batch_size": 4, "image": image, "shuffle": "off"}
+    with stoker.Loader(pictures, output="numpy", **options) as one, stoker.Loader(pictures, **options) as two:
+        mine, theirs = next(iter(one))["image"], next(iter(two))["image"]
+    assert [tuple(one.shape) for one in theirs] == [(3, 48, 48 + n) for n in range(4)]
+    for one, other in zip(mine, theirs, strict=True):
+        assert np.abs(one - other.permute(1, 2, 0).numpy()).max() < 1e-5
+
+
+def to_floats(sample: dict) -> dict:
+    return {"image": sample["image"].astype(np.float32) / 255, "cls": sample["cls"]}
+
+
+@pytest.mark.parametrize("output", ["numpy", "torch"])
+def test_floats_of_a_transform_are_not_silently_left_as_they_are(pictures: Path, output: str) -> None:
+    image = stoker.Image(size=16, normalize="imagenet")
+    with (
+        stoker.Loader(pictures, batch_size=4, image=image, transform=to_floats, output=output) as loader,
+        pytest.raises(UsageError, match="nothing to work on"),
+    ):
+        next(iter(loader))
+
+
+def test_an_image_that_is_mixed_with_a_black_one_is_not_whole(tmp_path: Path) -> None:
+    jpeg = encoded(photograph(20, 20))
+    samples = [[("jpg", jpeg[:200] if n == 1 else jpeg), ("cls", b"%d" % n)] for n in range(4)]
+    image = stoker.Image(size=8, mixup=0.5, on_corrupt="replace")
+    with stoker.Loader(make_pictures(tmp_path, samples), batch_size=4, image=image, shuffle="off") as loader:
+        assert next(iter(loader))["image_ok"].tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("alpha", [1e-9, 0.01, 0.2, 1.0])
+def test_weights_are_drawn_from_beta(alpha: float) -> None:
+    weights = mix_columns({"image": stoker.Image(mixup=alpha)}, np.arange(20_000, dtype=np.uint64))["lam"]
+    assert abs(weights.mean() - 0.5) < 0.015
+    assert abs(weights.var() - 1 / (4 * (2 * alpha + 1))) < 0.004
 
 
 def test_weights_of_mixing_do_not_depend_on_the_number_of_ranks(pictures: Path) -> None:

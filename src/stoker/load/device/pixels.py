@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from stoker.errors import UsageError
 from stoker.load.assembly.rows import Batch
+from stoker.load.device.streams import as_tensor
 from stoker.load.media.image import Image
-from stoker.load.media.images import LABEL
+from stoker.load.media.images import IS_OK, LABEL, check_label, check_left_alone
 from stoker.load.media.mixing import BOX, OTHER, WEIGHT
 
 
@@ -22,22 +22,25 @@ def as_asked(batch: Any, columns: dict[str, Image]) -> Any:
     made: Batch = dict(batch)
     for name, image in columns.items():
         pixels = made.get(name)
-        if not isinstance(pixels, torch.Tensor) or pixels.ndim != 4 or pixels.shape[-1] != 3:
-            _check_left_alone(name, image, pixels)
+        if isinstance(pixels, list) and image.crop == "whole":  # each in its own size
+            made[name] = [_floats(name, as_tensor(one), image) for one in pixels]
             continue
-        made[name] = _floats(pixels.permute(0, 3, 1, 2), image)
+        made[name] = _floats(name, pixels, image)
         if image.mixes:
             made[name] = _mixed(made[name], made)
     return _with_others(made)
 
 
-def _floats(pixels: torch.Tensor, image: Image) -> torch.Tensor:
+def _floats(name: str, pixels: Any, image: Image) -> Any:
+    """Pixels of [..., height, width, 3], or what a transform made of them, which is theirs."""
     wanted: torch.dtype = getattr(torch, image.number)
-    if pixels.dtype != torch.uint8 or wanted == torch.uint8:
-        return pixels  # a transform's own numbers, or the bytes that were asked for
-    floats = pixels.to(torch.float32).div_(255)
+    is_picture = isinstance(pixels, torch.Tensor) and pixels.ndim in (3, 4) and pixels.shape[-1] == 3
+    if wanted == torch.uint8 or not is_picture or pixels.dtype != torch.uint8:
+        check_left_alone(name, image, pixels)
+        return pixels.movedim(-1, -3) if is_picture else pixels
+    floats = pixels.movedim(-1, -3).to(torch.float32).div_(255)
     if image.mean_and_std:
-        mean, std = (floats.new_tensor(three).view(1, 3, 1, 1) for three in image.mean_and_std)
+        mean, std = (floats.new_tensor(three).view(3, 1, 1) for three in image.mean_and_std)
         floats.sub_(mean).div_(std)
     return floats.to(wanted)
 
@@ -61,22 +64,8 @@ def _with_others(batch: Batch) -> Batch:
     """The label of what each image was mixed with; the box has been used."""
     if BOX not in batch:
         return batch
-    labels = batch.get(LABEL)
-    if not isinstance(labels, torch.Tensor):
-        raise UsageError(
-            f"mixed images need a label each, and batches have no numbers in {LABEL!r}",
-            hint="use samples with a member `cls`, or leave mixup and cutmix out",
-        )
-    return {**{name: one for name, one in batch.items() if name != BOX}, OTHER: labels.roll(1, 0)}
-
-
-def _check_left_alone(name: str, image: Image, found: Any) -> None:
-    """What a transform or a collate made instead is theirs; what was asked for of pixels cannot be done."""
-    if image.number == "uint8" or image.crop == "whole":
-        return
-    raise UsageError(
-        f"normalize=, dtype= and mixing have nothing to work on: {name!r} is "
-        f"{f'{tuple(found.shape)}' if hasattr(found, 'shape') else type(found).__name__} after `transform` "
-        "or `collate`, not bytes of [rows, height, width, 3]",
-        hint="let them leave the pixels as they are, or leave those options out",
-    )
+    check_label(batch.get(LABEL), torch.Tensor)
+    if IS_OK in batch:  # one that is mixed with a black one is not whole either
+        batch[IS_OK] = batch[IS_OK] & batch[IS_OK].roll(1, 0)
+    rest = {name: one for name, one in batch.items() if name != BOX}
+    return {**rest, OTHER: batch[LABEL].roll(1, 0)}

@@ -23,7 +23,10 @@ from stoker.load.media.mixing import BOX, OTHER, WEIGHT, mix_columns
 from stoker.load.ordering.plan import Task
 from stoker.mixing import Keys, key_of
 
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
+SUFFIXES = (
+    "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "avif",
+    "jp2",
+)  # fmt: skip
 LABEL, IS_OK = "cls", "image_ok"
 MIXED = (WEIGHT, BOX, OTHER)
 _NAMED = 8  # images that could not be decoded, in the report
@@ -183,7 +186,8 @@ class Images:
 
     def _run(self, job: _Job) -> Any:
         """One sample, in a thread of the pool."""
-        sample = dict(job.sample)
+        images = self._images_in(job.sample)
+        sample = {name: _kept(name, content, images) for name, content in job.sample.items()}
         try:
             sample.update(self._decode(sample, job))
         except Undecodable as error:
@@ -196,17 +200,14 @@ class Images:
                 ) from None
             if self._policy == "skip":
                 return sample
-            sample.update(self._black(job))
+            rest = {name: one for name, one in sample.items() if name not in images}
+            sample = {**rest, **self._black(job)}
         if LABEL in sample:
             sample[LABEL] = _label(sample[LABEL], job.named)
         return self._transform(sample) if self._transform else sample
 
     def _decode(self, sample: Sample, job: _Job) -> dict[str, Pixels]:
-        suffix = self._suffix(sample)
-        data = sample.pop(suffix)
-        for name, content in sample.items():
-            if isinstance(content, np.ndarray):
-                sample[name] = content.tobytes()
+        data = sample.pop(self._suffix(sample))
         taken = sample.keys() & {*self._columns, *(MIXED if self._mixes else ()), IS_OK}
         if taken:
             raise UsageError(
@@ -226,7 +227,7 @@ class Images:
             if self._member not in sample:
                 raise Undecodable(f"it has no member {self._member}")
             return self._member
-        found = [name for name in sample if name.lower() in SUFFIXES]
+        found = self._images_in(sample)
         if len(found) != 1:
             which = f"{', '.join(found)} all are" if found else "none is"
             raise Undecodable(
@@ -234,6 +235,12 @@ class Images:
                 "say which: Image(member=...)"
             )
         return found[0]
+
+    def _images_in(self, sample: Sample) -> list[str]:
+        """The members that are to be decoded: one, in a sample as it should be."""
+        if self._member:
+            return [self._member] if self._member in sample else []
+        return [name for name in sample if name.lower() in SUFFIXES]
 
     def _black(self, job: _Job) -> dict[str, Pixels]:
         found = {}
@@ -251,6 +258,11 @@ class Images:
                     self._named.append(job.wrong)
 
 
+def _kept(name: str, content: Any, images: Collection[str]) -> Any:
+    """A member's bytes, copied out of its chunk; an image is decoded where it lies."""
+    return content.tobytes() if isinstance(content, np.ndarray) and name not in images else content
+
+
 def _label(value: Any, named: str) -> int:
     """A class, as it is written in a member."""
     try:
@@ -260,3 +272,24 @@ def _label(value: Any, named: str) -> int:
             f"the label of {named} is {bytes(value)[:40]!r}, no whole number",
             hint="a member `cls` holds the number of a class in ASCII; call another thing otherwise",
         ) from None
+
+
+def check_left_alone(name: str, image: Image, found: Any) -> None:
+    """What a transform or a collate made instead is theirs; what was asked for of pixels cannot be done."""
+    if image.number == "uint8":
+        return
+    shape = f"{found.dtype} of {tuple(found.shape)}" if hasattr(found, "shape") else type(found).__name__
+    raise UsageError(
+        f"normalize=, dtype= and mixing have nothing to work on: {name!r} is {shape} after `transform` "
+        "or `collate`, not bytes of [rows, height, width, 3]",
+        hint="let them leave the pixels as they are, or leave those options out",
+    )
+
+
+def check_label(found: Any, kind: type) -> None:
+    """Mixed images have two labels each."""
+    if not isinstance(found, kind):
+        raise UsageError(
+            f"mixed images need a label each, and batches have no numbers in {LABEL!r}",
+            hint="use samples with a member `cls`, or leave mixup and cutmix out",
+        )

@@ -1,6 +1,6 @@
 /* A part of a JPEG, resized: the MCUs around a box are decoded, scaled down in the DCT where that is enough, and
    the box is resized with an antialiasing triangle filter, as torchvision and Pillow do. The interpreter is let go
-   of meanwhile. `_pillow.py` does the same more slowly.
+   of meanwhile. `library.py` does the same more slowly.
 
    libjpeg-turbo is opened when it is asked for, so that the module needs its headers to be built and nothing to be
    imported. Bytes are anybody's: an error leaves by longjmp, a warning that says the picture is not whole is an
@@ -72,7 +72,7 @@ static void heed(j_common_ptr cinfo, int level)
     cinfo->err->format_message(cinfo, said);
     /* bytes that are in nobody's way: cameras and editors leave them, and no pixel is another for it */
     if (strstr(said, "extraneous bytes") || strstr(said, "Adobe color") || strstr(said, "JFIF") ||
-        strstr(said, "too much"))
+        strstr(said, "Invalid SOS parameters")) /* of a baseline scan, where they say nothing */
         return;
     struct trouble *trouble = (struct trouble *)cinfo->err;
     memcpy(trouble->said, said, sizeof said);
@@ -392,7 +392,7 @@ static PyObject *header(PyObject *self, PyObject *args)
 
 /* ---- for Python ----------------------------------------------------------------------------------------- */
 
-/* decode(data, size, box, clip, denominator, mirrored, out) -> None, or what is wrong with the image */
+/* decode(data, size, box, clip, denominator, mirrored, out, size of out) -> None, or what is wrong with the image */
 static PyObject *decode(PyObject *self, PyObject *args)
 {
     Py_buffer data, out;

@@ -14,7 +14,17 @@ from PIL import UnidentifiedImageError
 
 from stoker.load.media.boxes import Crop
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that starts another program
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "PPM",
+    "AVIF",
+    "JPEG2000",
+)  # none that starts another program
 _ORIENTATION, _SHORT = 0x0112, 3
 
 # What decoders of broken bytes raise: Pillow's own list is not written down anywhere.

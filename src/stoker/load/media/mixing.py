@@ -41,11 +41,12 @@ def mix_columns(columns: dict[str, Image], keys: Keys) -> dict[str, Any]:
 
 
 def _beta(alpha: float, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For each row one draw of Beta(alpha, alpha): the first pair that fits."""
-    one = numbers[:, :_TRIES] ** (1 / alpha)
-    both = one + numbers[:, _TRIES : 2 * _TRIES] ** (1 / alpha)
-    fits = (both > 0) & (both <= 1)
+    """For each row one draw of Beta(alpha, alpha): the first pair that fits. In logarithms: a power of
+    1 / alpha leaves nothing of most numbers where alpha is small."""
+    powers = np.log(np.maximum(numbers[:, : 2 * _TRIES], 2.0**-54)) / alpha
+    one, other = powers[:, :_TRIES], powers[:, _TRIES:]
+    both = np.logaddexp(one, other)
+    fits = both <= 0
     first, rows = fits.argmax(1), np.arange(len(numbers))
-    share = one[rows, first] / np.maximum(both[rows, first], np.finfo(np.float64).tiny)
-    found: npt.NDArray[np.float64] = np.where(fits.any(1), share, 0.5)
-    return found
+    share: npt.NDArray[np.float64] = np.exp(one[rows, first] - both[rows, first])
+    return np.where(fits.any(1), share, 0.5)

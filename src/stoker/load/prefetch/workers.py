@@ -231,7 +231,9 @@ def _make_items(recipe: Recipe, pipe: Connection, ring: Ring, slots: queue.Simpl
     from stoker.load.loader import Loader  # the loader imports this module
 
     # on the host: a device of each worker would only be copied from, through pickles
-    options = replace(recipe.options, workers="inline", output="numpy", device="")
+    # images stay bytes until they are there, whatever is to be made of them
+    images = {name: replace(one, dtype="") for name, one in recipe.options.images.items()}
+    options = replace(recipe.options, workers="inline", output="numpy", device="", image=images or None)
     loader = Loader(**given(options, LoaderOptions))
     for number, group in loader.items(
         recipe.cursor, begin=recipe.begin, first=recipe.first, step=recipe.workers, on_sample=ring.say

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-SIDE_BY_SIDE := -n 2 --dist loadfile  # half of the time is spent waiting for processes and servers
+SIDE_BY_SIDE := -n 3 --dist loadfile  # on two cores: half of the time is spent waiting for processes and servers
 INPUTS := pyproject.toml constraints.txt
 
 .PHONY: help venv demo test unit check format mutate bench wheel release clean

@@ -60,6 +60,21 @@ def prepare_media() -> str:
     return "\n".join(rows) + "\n" + _over("prepare_media")
 
 
+def load_images() -> str:
+    """Images a second from tars to batches of crops, each run's medians."""
+    if not runs("load_images"):
+        return _not_measured("load_images")
+    made = newest("load_images")
+    size = f"JPEGs of {made['mean_bytes'] / 1e3:.0f} KB to crops of 224, {made['cores']} cores"
+    rows = [f"| {size} | images a second | times as fast as it is **stoker** |", "|---|---|---|"]
+    for name in made["images_per_s"]:
+        rate = Spread.of("load_images", lambda run, name=name: run["images_per_s"][name]["median"])
+        times = Spread.of("load_images", lambda run, name=name: run["stoker_over"][name])
+        label = f"**{name}**" if name == "stoker" else name
+        rows.append(f"| {label} | {rate.said(',.0f')} | {times.said('.2f') if times.count else ''} |")
+    return "\n".join(rows) + "\n" + _over("load_images")
+
+
 def bench_path() -> str:
     """stoker's rates over fio's, turn by turn."""
     if not runs("bench_path"):
@@ -561,6 +576,7 @@ def summary() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "bench_path": bench_path,
+    "load_images": load_images,
     "prepare_media": prepare_media,
     "accelerators": accelerators,
     "tune": tune,

@@ -85,7 +85,7 @@ class Job:
         return self.folder / "spill" / f"map-{number:05d}{side and '-'}{side}"
 
     def listing(self, source: int) -> Path:
-        """What a folder of media holds (media/listing.py)."""
+        """What a folder of media holds (media/sources/listing.py)."""
         return self.folder / "listings" / f"{source:05d}"
 
     def drops(self, stage: str, number: int) -> Path:

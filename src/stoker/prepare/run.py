@@ -25,9 +25,9 @@ from stoker.prepare.finish import Prepared, already_there, check_out, check_stag
 from stoker.prepare.job import TOKENIZER_NAME, Job
 from stoker.prepare.launch.ledger import Ledger
 from stoker.prepare.leftovers import sweep
-from stoker.prepare.media.find import find_media
-from stoker.prepare.media.listing import keep_listing
 from stoker.prepare.media.planning import captions_of, check_media, check_text, media_plan
+from stoker.prepare.media.sources.discover import find_media
+from stoker.prepare.media.sources.listing import keep_listing
 from stoker.prepare.plan import Options, Plan, make_plan
 from stoker.prepare.portions import Share
 from stoker.prepare.sources.chat import compiled

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import require
-from stoker.prepare.media.kinds import IMAGES
 from stoker.prepare.media.recipe import QUALITY, MediaOptions
+from stoker.prepare.media.sources.kinds import IMAGES
 
 # What is opened at all: none that runs another program (EPS) or holds a document (PDF, WMF).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")

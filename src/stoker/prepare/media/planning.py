@@ -6,10 +6,10 @@ from stoker.errors import UsageError, require
 from stoker.formats.zstd import zstd_module
 from stoker.manifest import TokenizerRecord
 from stoker.prepare.curate.recipe import Curation
-from stoker.prepare.media.find import Found
 from stoker.prepare.media.images import engine
-from stoker.prepare.media.kinds import suffix_of
 from stoker.prepare.media.recipe import Media, near_bits
+from stoker.prepare.media.sources.discover import Found
+from stoker.prepare.media.sources.kinds import suffix_of
 from stoker.prepare.neardup import choose_sketch
 from stoker.prepare.plan import Options, Plan, make_plan
 from stoker.prepare.sources.documents import Reading

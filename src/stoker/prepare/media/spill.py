@@ -21,7 +21,7 @@ import xxhash
 from stoker.manifest import FileRecord
 from stoker.prepare.media.images import THUMB, Thumb
 from stoker.prepare.media.phash import hashes
-from stoker.prepare.media.samples import Content
+from stoker.prepare.media.sources.samples import Content
 from stoker.prepare.shuffle import DOCUMENT
 from stoker.prepare.spill import Ordering, ScratchFile
 

@@ -22,10 +22,10 @@ from stoker.formats import tar
 from stoker.prepare.copies import Drops
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import Job, open_job
-from stoker.prepare.media.samples import Read, read_listed
+from stoker.prepare.media.sources.samples import Read, read_listed
+from stoker.prepare.media.sources.tables import read_rows
+from stoker.prepare.media.sources.tars import read_tar
 from stoker.prepare.media.spill import Facts, MediaSpill, blocks_of, unpacked
-from stoker.prepare.media.tables import read_rows
-from stoker.prepare.media.tars import read_tar
 from stoker.prepare.media.treat import Treatment
 from stoker.prepare.plan import Plan
 from stoker.prepare.shuffle import DOCUMENT, Cells, Run, Table, sorted_by_key, stretch

@@ -10,10 +10,10 @@ import numpy as np
 from stoker.errors import BadInputError, require
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.media.images import BadImageError, Darkroom, Made, Thumb, UnwantedImageError
-from stoker.prepare.media.kinds import kind_of, suffix_of
-from stoker.prepare.media.samples import HELD_BYTES, MOST_SAMPLE_BYTES, Content, Read, Sample, Stretch
+from stoker.prepare.media.sources.kinds import kind_of, suffix_of
+from stoker.prepare.media.sources.samples import HELD_BYTES, MOST_SAMPLE_BYTES, Content, Read, Sample, Stretch
+from stoker.prepare.media.sources.tars import MOST_SUFFIX_BYTES
 from stoker.prepare.media.spill import Facts
-from stoker.prepare.media.tars import MOST_SUFFIX_BYTES
 from stoker.prepare.plan import Plan
 from stoker.prepare.sources.documents import BadRecord, Texts
 from stoker.prepare.tokens import Engine, Tokenizer, open_engine

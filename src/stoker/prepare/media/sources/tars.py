@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
-from stoker.prepare.media.kinds import kind_of
-from stoker.prepare.media.samples import HELD_BYTES, MOST_IMAGE_BYTES, Content, Read, Sample, Stretch
+from stoker.prepare.media.sources.kinds import kind_of
+from stoker.prepare.media.sources.samples import HELD_BYTES, MOST_IMAGE_BYTES, Content, Read, Sample, Stretch
 from stoker.prepare.sources.documents import BadRecord, Piece, Source
 from stoker.prepare.sources.lines import decompression_errors, open_plain
 from stoker.prepare.sources.read import StrictHeader

@@ -15,9 +15,10 @@ from pathlib import Path, PurePosixPath
 
 from stoker.errors import UnreadableError, UsageError
 from stoker.formats.sizes import counted
-from stoker.prepare.media import tables, tars
-from stoker.prepare.media.kinds import kind_of, suffix_of
-from stoker.prepare.media.listing import (
+from stoker.prepare.media.recipe import MediaOptions
+from stoker.prepare.media.sources import tables, tars
+from stoker.prepare.media.sources.kinds import kind_of, suffix_of
+from stoker.prepare.media.sources.listing import (
     CLASSES,
     METADATA,
     Listing,
@@ -30,7 +31,6 @@ from stoker.prepare.media.listing import (
     split_folder,
     splits_among_others,
 )
-from stoker.prepare.media.recipe import MediaOptions
 from stoker.prepare.sources.discover import GLOB_MARKS, Look, behind, is_there, matches, only_file
 from stoker.prepare.sources.documents import Source
 from stoker.prepare.sources.tables import is_saved_dataset

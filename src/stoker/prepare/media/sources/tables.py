@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from stoker.errors import BadInputError, require
-from stoker.prepare.media.kinds import CAPTION_NAMES, MAGIC_BYTES, kind_of, sniffed, suffix_of
-from stoker.prepare.media.samples import Content, Read, Sample
+from stoker.prepare.media.sources.kinds import CAPTION_NAMES, MAGIC_BYTES, kind_of, sniffed, suffix_of
+from stoker.prepare.media.sources.samples import Content, Read, Sample
 from stoker.prepare.sources import tables
 from stoker.prepare.sources.documents import BadRecord, Piece, Source
 

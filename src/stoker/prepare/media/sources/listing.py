@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from stoker.errors import BadInputError
-from stoker.prepare.media.kinds import CAPTIONS, kind_of, suffix_of
+from stoker.prepare.media.sources.kinds import CAPTIONS, kind_of, suffix_of
 from stoker.storage import Entry, new_file
 
 METADATA = ("metadata.jsonl", "metadata.csv")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import ChangedError, StorageError
-from stoker.prepare.media.kinds import CAPTION_NAMES, kind_of, suffix_of
-from stoker.prepare.media.listing import Listed, kept_samples
+from stoker.prepare.media.sources.kinds import CAPTION_NAMES, kind_of, suffix_of
+from stoker.prepare.media.sources.listing import Listed, kept_samples
 from stoker.prepare.sources.documents import BadRecord, Piece, Source
 from stoker.storage import is_local, join_url, local_path, named_errors, open_store, split_url
 

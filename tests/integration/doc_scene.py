@@ -113,12 +113,14 @@ class Scene:
 
     def __init__(self, folder: Path, *, texts: list[str], tokenizer: Path, write_jsonl: Any) -> None:
         self._folder = folder
-        for name in ("data", "logs", "books", "shared/raw", "etc/prometheus", "bin", "2026"):
+        for name in ("data", "logs", "books", "shared/raw", "etc/prometheus", "bin", "2026", "web", "code"):
             (folder / name).mkdir(parents=True)
         write_jsonl(folder / "data" / "a.jsonl", texts[:30])  # some 15 batches an epoch
         _compress(folder / "data" / "a.jsonl", folder / "logs" / "b.jsonl.zst")
         shutil.copy(folder / "logs" / "b.jsonl.zst", folder / "2026")
         (folder / "books" / "c.txt").write_text(texts[0])
+        for name in ("web", "code"):
+            write_jsonl(folder / name / "a.jsonl", [f"Page {number} of the {name}." for number in range(999)])
         shutil.copy(tokenizer, folder / "tokenizer.json")
         (folder / "train.py").write_text(TRAIN)
         (folder / "mycode.py").write_text("def scrub(text):\n    return text.replace('e', 'x')\n")

@@ -1,4 +1,4 @@
-"""Offline files of Weights & Biases, which only its own package writes: `pip install stoker[wandb]`.
+"""Offline files of Weights & Biases, which only its own package writes: the extra `wandb`.
 
 A run for each entry, in a project for each title, grouped by machine; `wandb sync OUT/wandb/offline-run-*`
 sends them, when and if somebody runs it.

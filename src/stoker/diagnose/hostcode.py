@@ -47,7 +47,8 @@ def host_code(features: Features) -> Finding | Abstention:
     """The loop is in the program's own code, and the card has nothing to do meanwhile."""
     if not features.loop.steps or not features.stacks.seen:
         return Abstention(kind=KIND, why="nobody looked at the loop's stack")
-    found = [one for one in (*outside(features), *_gc(features), *held(features)) if _costs(one)]
+    spent = (*outside(features), *_gc(features), *held(features))
+    found = [one for one in spent if _costs(one) and not _is_part_of_saves(one, features)]
     if not found:
         return Abstention(kind=KIND, why="the program's own code takes little of the time")
     worst = max(found, key=lambda one: one.share)
@@ -160,6 +161,11 @@ def _costs(one: Spent) -> bool:
     return one.share >= least.get(one.what, at("host_code")) and (
         one.looks >= at("looks") or one.what == "gc"
     )
+
+
+def _is_part_of_saves(one: Spent, features: Features) -> bool:
+    """What a program does around its saves, as copying or syncing, has its price with theirs."""
+    return one.what == "saving" and features.loop.share["checkpoint"] >= one.share
 
 
 def _gc(features: Features) -> list[Spent]:

@@ -128,7 +128,9 @@ def wait_for_handler(pid):
 # --- kill -9 ---
 
 
-LONG = ("deepspeed", "megatron", "fsdp2", "jax")  # their loop is that of plain_loop, their start takes long
+# Their loop is that of plain_loop and their start takes long; tests/integration/checkpoint/test_trainers.py kills
+# the Trainer and Lightning each time.
+LONG = ("deepspeed", "megatron", "fsdp2", "jax", "hf_trainer", "lightning")
 NIGHTLY = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in KILLED]
 
 

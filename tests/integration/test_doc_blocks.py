@@ -33,7 +33,15 @@ def scene(
     )
 
 
-@pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: block.name)
+# Each runs a program many times over; tests/bench and tests/tune try the commands each time.
+LONG = ("stoker tune -- ", "stoker bench scaling", "stoker bench loader -- ")
+EACH = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.slow] if any(verb in one.text for verb in LONG) else [])
+    for one in RUNNABLE
+]
+
+
+@pytest.mark.parametrize("block", EACH)
 def test_a_block_of_the_documents_runs(block: Block, scene: Scene, s3: S3Server, tmp_path: Path) -> None:
     folder = scene.copy_for(block, tmp_path / "here")
     scene.fill_stores(s3.root, block)

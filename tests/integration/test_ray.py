@@ -95,6 +95,7 @@ def test_a_failing_task_is_named_and_the_others_land(
     assert bench.done("out") == FILES - 1
 
 
+@pytest.mark.slow  # as on Slurm, where it is tried each time
 def test_a_curated_dataset_is_the_same_as_here(
     bench: Bench, address: str, environment: dict[str, str]
 ) -> None:

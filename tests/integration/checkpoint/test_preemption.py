@@ -97,7 +97,9 @@ def tell_both_differently(job: Any, folder: Path) -> None:
     os.kill(rank_pid(folder, 0), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("tell", [tell_the_agent, tell_one_rank, tell_both_differently])
+@pytest.mark.parametrize(
+    "tell", [tell_the_agent, pytest.param(tell_one_rank, marks=pytest.mark.slow), tell_both_differently]
+)
 def test_a_job_that_is_told_to_go_comes_back_with_the_same_losses(
     tell: Callable[[Any, Path], None],
     corpus: Path,

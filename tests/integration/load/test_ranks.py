@@ -95,7 +95,7 @@ def test_a_job_of_four_ranks_goes_on_with_two(corpus, tmp_path):
     assert global_batches(together, of=4) == global_batches(one_rank(corpus)[: len(together)], of=4)
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 5), (4, 7)])
+@pytest.mark.parametrize(("before", "after"), [(4, 5), pytest.param(4, 7, marks=pytest.mark.slow)])
 def test_a_job_goes_on_with_ranks_that_divide_nothing_and_gets_every_window_once(
     corpus, tmp_path, before, after
 ):

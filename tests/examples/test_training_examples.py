@@ -128,8 +128,8 @@ def wait_for_handler(pid):
 # --- kill -9 ---
 
 
-# Their loop is that of plain_loop, and their start takes long; the Trainer and Lightning are killed each time by
-# tests/integration/checkpoint/test_trainers.py.
+# Their loop is that of plain_loop, and their start takes long; tests/integration/checkpoint/test_trainers.py
+# kills the Trainer and Lightning each time.
 LONG = ("deepspeed", "megatron", "fsdp2", "jax", "hf_trainer", "lightning")
 NIGHTLY = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in KILLED]
 

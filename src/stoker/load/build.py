@@ -51,6 +51,7 @@ from stoker.load.prefetch.pipeline import Maker
 from stoker.load.prefetch.tune import Limits
 from stoker.load.reading.chunks import ChunkLoader, Chunks
 from stoker.load.reading.cufile import Opened, open_cufile
+from stoker.load.reading.dataset import Dataset
 from stoker.load.reading.items import ItemsLayout
 from stoker.load.reading.layout import Documents, Windows
 from stoker.load.store import Store
@@ -234,6 +235,7 @@ def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
         readers=options.readers or parts.in_flight,
         cores=usable_cores(),
         why=_why_no_more(parts, options),
+        fetched=any(isinstance(one, Dataset) and one.reader.is_cached for one in parts.datasets),
     )
 
 

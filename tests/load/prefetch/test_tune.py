@@ -79,6 +79,11 @@ def test_readers_that_do_not_read_faster_are_taken_back(cores):
     assert sum(choice.setting.readers > 4 for choice in tuner.history()) == 0
 
 
+def test_readers_of_fetched_files_are_kept_for_what_they_tell_the_cache():
+    readers, _ = storage(wide(cores=16, fetched=True), latency_s=0.001, most=900, seconds=60)
+    assert readers == 64
+
+
 def test_readers_that_one_lucky_look_let_grow_are_given_back():
     tuner = wide(cores=16)
     tuner.setting = Setting(depth=2, readers=32)

@@ -37,12 +37,14 @@ class Setting:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """The most that may be used: groups and chunks on their way that fit the byte budget. `why` says what
-    keeps readers from being more."""
+    keeps readers from being more. Readers of files that are `fetched` also say what is needed soon, and a
+    cache with too little room fetches less the more it knows: they are not taken back."""
 
     depth: int
     readers: int
     cores: int = 1
     why: str = ""
+    fetched: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +106,8 @@ def next_setting(
     now: Setting, seen: Seen, *, limits: Limits, calm: int, trial: Trial | None = None
 ) -> tuple[Setting, str]:
     """The setting from here on, and why; the reason is empty when nothing changes."""
-    if trial and (failure := _failure(now, seen, trial)):
+    is_kept = limits.fetched and trial is not None and trial.before.readers != now.readers
+    if trial and not is_kept and (failure := _failure(now, seen, trial)):
         return trial.before, failure
     if seen.waited > _WAITING:
         return _grow(now, seen, limits, f"the consumer waited {seen.waited:.0%} of the time")
@@ -198,7 +201,8 @@ class Tuner:
         return limits
 
     def _is_due_for_fewer(self, seen: Seen) -> bool:
-        return self._fewer_in == 0 and self._trial is None and seen.is_reading and self.setting.readers > 1
+        is_free = self._trial is None and not self._limits.fetched
+        return self._fewer_in == 0 and is_free and seen.is_reading and self.setting.readers > 1
 
     def _settle(self, now: Setting, setting: Setting) -> None:
         """A look has gone by; if something was on trial, say when it may be tried again."""

@@ -79,6 +79,11 @@ class ShardReader:
         self._lock = threading.Lock()
         self.damage = Damage()
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether files are brought near when they are asked for."""
+        return self._cached is not None
+
     def read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         """Fill `out` with the bytes from `start` on; the stretches of it that are damaged (by policy)."""
         while True:

@@ -46,7 +46,7 @@ def shard_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.bin"))
 
 
-# Which reader asks first is the scheduler's choice: beside other tests 1.13 was seen, alone at most 1.1.
+# Beside other tests 1.13 was seen once, and not explained; alone it kept to 1.1 each time.
 @pytest.mark.flaky(reruns=5, reruns_delay=2)
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
 def test_an_epoch_fetches_the_least_that_its_order_allows(

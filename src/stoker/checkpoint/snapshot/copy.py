@@ -174,7 +174,8 @@ class Snapshot:
         )
 
     def _copy_groups(self, first: int, last: int) -> None:
-        threads = 1 if self._devices else min(_MOST_THREADS, usable_cores())
+        is_alone = self._devices or last - first < 2
+        threads = 1 if is_alone else min(_MOST_THREADS, usable_cores())
         for event in in_threads(self._copy_group, range(first, last), threads=threads, name="stoker-copy"):
             with self._changed:
                 self._events.append(event)

@@ -115,7 +115,11 @@ class _Memory:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._plain = [one for one in tensors if not isinstance(one, DTensor)]
-        self._marks = [[look(one) for one in self._plain] for look, _ in _LOOKS]
+        # Few shapes make many tensors: equal marks are one object, or comparing would wait for memory.
+        one_of: dict[Any, Any] = {}
+        self._marks = [
+            [one_of.setdefault(mark, mark) for mark in map(look, self._plain)] for look, _ in _LOOKS
+        ]
         cut = [one for one in tensors if isinstance(one, DTensor)]
         self._cut = [(one, one._spec, *_mark(one._local_tensor)) for one in cut]
 
@@ -179,7 +183,7 @@ class _WatchedModule:
         mine: list[Any] = [some for one in modules for some in (one._parameters, one._buffers)]
         inner: list[Any] = [one._modules for one in modules]
         hooks = [len(one._state_dict_hooks) + len(one._state_dict_pre_hooks) for one in modules]
-        hidden = [set(one._non_persistent_buffers_set) for one in modules]
+        hidden = [set(some) if (some := one._non_persistent_buffers_set) else None for one in modules]
         names = [*chain.from_iterable(mine), *map(len, mine), *chain.from_iterable(inner), *map(len, inner)]
         # children by their numbers: only their owner may hold them
         children = map(id, chain.from_iterable(one.values() for one in inner))

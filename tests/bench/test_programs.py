@@ -94,6 +94,13 @@ def test_a_program_whose_samples_raise_is_told_in_a_sentence(tmp_path, run_stoke
     assert "ZeroDivisionError" in done.stderr
 
 
+def test_a_program_that_fails_before_it_trains_is_told_with_its_last_words(tmp_path, run_stoker):
+    done = run_stoker("bench", "loader", "--no-history", "--", sys.executable, "nosuch.py", cwd=tmp_path)
+    assert done.rc == 1
+    assert "failed before its first step (exit 2)" in done.stderr
+    assert "No such file" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_job_that_gets_slower_with_every_rank_is_half_as_efficient_on_two(tmp_path, run_stoker):
     (tmp_path / "train.py").write_text(RANKS)

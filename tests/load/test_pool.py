@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
+import time
+from collections import deque
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -81,6 +85,26 @@ def test_a_chunk_of_several_pieces_and_many_chunks_at_once_arrive(pool, handle):
     for job in jobs:
         job.finish()
     assert np.array_equal(memory, DATA)
+
+
+def test_jobs_that_come_whenever_to_however_many_threads_are_all_done(handle):
+    """No thread sleeps on while there is work: each that is woken wakes the next."""
+    pool, memory, draw = open_pool(threads=6, block_bytes=BLOCK), page_aligned(SIZE), random.Random(7)
+    jobs = deque()
+    for _ in range(3_000):
+        if draw.random() < 0.05:
+            pool.resize(draw.randint(1, 6))
+        if draw.random() < 0.1:
+            time.sleep(draw.random() / 2_000)  # so that some have gone to sleep, and some have not
+        start = draw.randrange(SIZE - 2 * BLOCK)
+        stretches = [run(handle, start, start + BLOCK, at=start)] * draw.choice([0, 1, 1, 1, 3])
+        jobs.append(pool.submit(stretches, target=memory.ctypes.data))
+        while len(jobs) > draw.randint(0, 12):
+            jobs.popleft().finish()
+    pool.close()
+    for job in jobs:
+        with suppress(RuntimeError):  # it was cancelled
+            job.finish()
 
 
 def test_one_thread_that_is_left_does_all_the_work(pool, handle):

@@ -81,6 +81,11 @@ class Program:
                 f"the program would overwrite {refused.text}, which lay there before",
                 hint="let it write elsewhere while it is measured",
             )
+        if recording.ended.startswith("exit ") and recording.ended != "exit 0" and not _steps(recording):
+            raise StokerError(
+                f"the program failed before its first step ({recording.ended}): {self.tail(name)}",
+                hint="let it run by itself first",
+            )
         return recording
 
     def tail(self, name: str) -> str:
@@ -90,6 +95,10 @@ class Program:
         except OSError:
             return ""
         return redact_text(lines[-1])[:_TEXT] if lines else ""
+
+
+def _steps(recording: Recording) -> int:
+    return sum(len(rank.steps.end) for rank in recording.ranks)
 
 
 @contextmanager

@@ -104,6 +104,7 @@ struct Pool {
     pid_t process;          /* a forked child has none of the threads, and may find the lock held for ever */
     int closing, threads, holders;
     int active, running;    /* `active` threads at most work at once */
+    int waiting, waking;    /* threads that sleep; whether one is being woken */
     pthread_t ids[];
 };
 
@@ -275,7 +276,7 @@ static void finish(Job *job) /* with the lock held */
 {
     if (!job->state && job->ready && cuda.record(job->ready, job->pool->stream))
         job->state = CUDA_FAILED;
-    job->done = 1;
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&job->pool->done);
     if (--job->holders == 0) {
         destroy_event(job);
@@ -288,6 +289,22 @@ static void leave_queue(Pool *pool) /* with the lock held */
 {
     if (!(pool->first = pool->first->next))
         pool->last = NULL;
+}
+
+/* Whether there is work for one more thread, with the lock held. To wake one takes as long as to read a chunk from memory
+   (two cores of a virtual machine: 60 us), so each that is woken wakes the next, and nobody those that come anyway. */
+static int is_to_wake(Pool *pool)
+{
+    if (!pool->first || pool->running >= pool->active || !pool->waiting || pool->waking)
+        return 0;
+    return pool->waking = 1;
+}
+
+static void unlock_and_wake(Pool *pool, int wake)
+{
+    pthread_mutex_unlock(&pool->lock); /* first: who is woken takes it */
+    if (wake)
+        pthread_cond_signal(&pool->asked);
 }
 
 /* Do a step of the first job, with the lock held. A job leaves the queue with its last step: all threads work
@@ -305,7 +322,7 @@ static void do_step(Pool *pool, Ring *ring, int problem)
         Piece step = cut_step(pool, job);
         if (job->at == job->count)
             leave_queue(pool);
-        pthread_mutex_unlock(&pool->lock);
+        unlock_and_wake(pool, is_to_wake(pool));
         problem = pump(pool, ring, &step);
         pthread_mutex_lock(&pool->lock);
     }
@@ -319,6 +336,15 @@ static void do_step(Pool *pool, Ring *ring, int problem)
         finish(job);
 }
 
+/* With the lock held: whoever comes, also unasked, is the one that was being woken. */
+static void sleep_until_asked(Pool *pool)
+{
+    pool->waiting++;
+    pthread_cond_wait(&pool->asked, &pool->lock);
+    pool->waiting--;
+    pool->waking = 0;
+}
+
 static void *work(void *argument)
 {
     Pool *pool = argument;
@@ -327,7 +353,7 @@ static void *work(void *argument)
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         while ((!pool->first || pool->running >= pool->active) && !pool->closing)
-            pthread_cond_wait(&pool->asked, &pool->lock);
+            sleep_until_asked(pool);
         if (!pool->first)
             break;
         do_step(pool, &ring, pool->closing ? CANCELLED : broken);
@@ -505,19 +531,6 @@ static PyObject *py_hash_with(PyObject *self, PyObject *args)
     return PyBool_FromLong(found != NULL);
 }
 
-/* Threads for the steps of a job, with the lock held: to wake all for one step takes longer than to do it. */
-static void wake_some(Pool *pool, const Job *job)
-{
-    size_t steps = 0;
-    for (int i = job->at; i < job->count; i++)
-        steps += job->pieces[i].memory ? 1 : 2 + job->pieces[i].bytes / pool->step;
-    if (steps >= (size_t)pool->threads)
-        pthread_cond_broadcast(&pool->asked);
-    else
-        for (steps += job->at == job->count; steps; steps--) /* a job of nothing is to be finished too */
-            pthread_cond_signal(&pool->asked);
-}
-
 static int is_in_memory(const Job *job)
 {
     int all = job->at < job->count;
@@ -526,15 +539,14 @@ static int is_in_memory(const Job *job)
     return all;
 }
 
-/* See to a job that was put in the queue, with the lock held. Of what lies in memory nothing has to be read: if it is
-   its turn, its copies are asked for here and now, in less time than it takes to wake a thread. */
-static void begin(Pool *pool, const Job *job)
+/* See to a job that was put in the queue, with the lock held; gives whether to wake a thread. Of what lies in memory
+   nothing has to be read: if it is its turn, its copies are asked for here and now. */
+static int begin(Pool *pool, const Job *job)
 {
-    if (pool->first != job || !is_in_memory(job))
-        wake_some(pool, job);
-    else
+    if (pool->first == job && is_in_memory(job))
         while (pool->first == job)
             do_step(pool, NULL, FINE);
+    return is_to_wake(pool);
 }
 
 static PyObject *py_submit(PyObject *self, PyObject *args)
@@ -572,8 +584,7 @@ static PyObject *py_submit(PyObject *self, PyObject *args)
         pool->last = pool->last->next = job;
     else
         pool->first = pool->last = job;
-    begin(pool, job);
-    pthread_mutex_unlock(&pool->lock);
+    unlock_and_wake(pool, begin(pool, job));
     return PyCapsule_New(job, "job", free_job);
 }
 
@@ -618,6 +629,11 @@ static PyObject *py_finish(PyObject *self, PyObject *capsule)
     if (!job)
         return NULL;
     int state;
+    if (__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) { /* as most are: other Python threads need not be let in */
+        if (job->state)
+            return failed(job->state);
+        Py_RETURN_NONE;
+    }
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&job->pool->lock);
     while (!job->done)

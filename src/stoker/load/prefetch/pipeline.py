@@ -231,12 +231,13 @@ class Background:
             return True
 
     def _tune(self) -> None:
+        wall_s = time.monotonic() - self._began
         seen = Seen(
-            wall_s=time.monotonic() - self._began,
+            wall_s=wall_s,
             consumer_s=self._waited_s,
             reading_s=self._maker.reading_s,
             full_s=self._full_s,
-            cpu_s=time.process_time() - self._cpu_s,
+            cpu_s=time.process_time() - self._cpu_s if self._tuner.is_due(wall_s) else 0.0,
         )
         if self._tuner.after_group(seen):
             self._set()

@@ -167,13 +167,18 @@ class Tuner:
         self.setting, self.limit, self.waited_s = start, "", 0.0
         self.choices: list[Choice] = [Choice(group=0, setting=start, reason="to begin with")]
 
+    def is_due(self, wall_s: float) -> bool:
+        """Whether there is a look after the next group: the CPU's clock need not be read after others."""
+        groups, seconds = self._groups + 1 - self._last.groups, wall_s - self._last.wall_s
+        return seconds >= _LOOK_S and (groups >= _WINDOW or seconds >= _LONG_S)
+
     def after_group(self, total: Seen) -> bool:
         """Count a group, with the seconds since the beginning; True when the setting changed."""
+        is_due = self.is_due(total.wall_s)
         self._groups += 1
         total = replace(total, groups=self._groups)
         seen, self.waited_s = total.since(self._last), total.consumer_s
-        few = seen.groups < _WINDOW and seen.wall_s < _LONG_S
-        if few or seen.wall_s < _LOOK_S:
+        if not is_due:
             return False
         self._last = total
         now, limits = self.setting, self._limits_now()

@@ -146,6 +146,7 @@ _BROUGHT_BY = {
     **dict.fromkeys(("setpriv", "unshare", "prlimit"), "apt-get install util-linux"),
     **dict.fromkeys(("gcc", "cc"), "apt-get install gcc"),
     "nginx": "apt-get install nginx-light",
+    "ffmpeg": "apt-get install ffmpeg",
     "openssl": "apt-get install openssl",
     "zstd": "apt-get install zstd",
     "ganesha.nfsd": "apt-get install nfs-ganesha nfs-ganesha-vfs",

@@ -6,7 +6,7 @@
     the same, device set, no processes   device.card.DeviceStore  device.card.DeviceWindows, on the device
     tokens, "pad" "buckets" "best-fit"   store.Store              assembly.documents.DocumentAssembler
     WebDataset tars                      store.Store              assembly.samples.SampleAssembler
-    the same, image set                  store.Store              the same, with media.images.Images
+    the same, image, audio, video set    store.Store              the same, with media.members.Members
     a map-style dataset, an array        nowhere                  assembly.items.ItemAssembler
 
     who reads a chunk (the first that holds)
@@ -43,7 +43,8 @@ from stoker.load.assembly.rows import Batch
 from stoker.load.assembly.samples import SampleAssembler
 from stoker.load.assembly.transform import Transforms
 from stoker.load.device.pinned import PageCache, spare_memory
-from stoker.load.media.images import ImageReport, Images
+from stoker.load.media.choose import NO_MEDIA, Media, choose_media
+from stoker.load.media.members import Members
 from stoker.load.options import LoaderOptions
 from stoker.load.parts import ALL_LANES, MOST_READERS, Parts, slot_bytes, token_dtype
 from stoker.load.pool import NativePool, open_pool
@@ -69,7 +70,7 @@ def make_assembler(
     store: Store,
     options: LoaderOptions,
     transforms: Transforms | None,
-    images: Images | None,
+    media: Media,
 ) -> Assembler:
     layouts: Any = parts.layouts  # all of one kind, as sample_layouts made them
     if isinstance(layouts[0], Windows):
@@ -99,7 +100,7 @@ def make_assembler(
         batch_size=options.batch_size,
         transforms=transforms,
         collate=options.collate,
-        images=images,
+        media=media.members,
     )
 
 
@@ -109,11 +110,11 @@ def _transforms(options: LoaderOptions) -> Transforms | None:
     return Transforms(options.transform, threads=_threads(options))
 
 
-def _images(options: LoaderOptions) -> Images | None:
-    if not options.images:
-        return None
-    return Images(
+def _media(options: LoaderOptions) -> Media:
+    return choose_media(
         options.images,
+        audio=options.audio,
+        video=options.video,
         seed=options.seed,
         on_corrupt=options.on_corrupt,
         threads=_threads(options),
@@ -159,7 +160,7 @@ class Engine:
     read_with: Callable[[int], None] = lambda readers: None
     close: Callable[[], None] = lambda: None
     on_device: bool = False
-    images: Callable[[], ImageReport] | None = None
+    media: Media = NO_MEDIA
 
 
 def make_engine(
@@ -178,9 +179,9 @@ def make_engine(
     if isinstance(parts.layouts[0], ItemsLayout):
         return _items_engine(parts, options, finish)
     store = Store(parts, batch_rows=options.batch_size, threads=threads, native=most_readers if in_c else 0)
-    images = _images(options)  # which run the transform too, sample by sample
-    transforms = None if images else _transforms(options)
-    assembler = make_assembler(parts, store, options, transforms, images)
+    media = _media(options)  # whose threads run the transform too, sample by sample
+    transforms = None if media.members else _transforms(options)
+    assembler = make_assembler(parts, store, options, transforms, media)
     maker = Maker(
         parts.planner,
         store.for_keys,
@@ -196,8 +197,8 @@ def make_engine(
         accept=lambda batches, ready: None,
         reader=lambda: _cufile(options, is_cuda=False).reason,
         read_with=store.read_with,
-        close=_closer(store, transforms or images),
-        images=images.report if images else None,
+        close=_closer(store, media.members or transforms),
+        media=media,
     )
 
 
@@ -217,7 +218,7 @@ def _items_engine(parts: Parts, options: LoaderOptions, finish: Callable[[Batch]
     )
 
 
-def _closer(store: Store | None, transforms: Transforms | Images | None) -> Callable[[], None]:
+def _closer(store: Store | None, transforms: Transforms | Members | None) -> Callable[[], None]:
     def close() -> None:
         if transforms:
             transforms.close()

@@ -111,3 +111,8 @@ def _colours(picture: Any) -> Any:
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # else it warns
     return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def resized(pixels: npt.NDArray[np.uint8], crop: Crop) -> npt.NDArray[np.uint8]:
+    """The crop of pixels that something else has decoded."""
+    return decode_crop(Pictures.fromarray(pixels), crop, denominator=1)

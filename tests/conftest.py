@@ -12,6 +12,7 @@ import sysconfig
 import threading
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,6 +76,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _WHOLE_PROCESSES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
+    _long_files_first(items)
+
+
+def _long_files_first(items: list[pytest.Item]) -> None:
+    """Workers take a file at a time, and end together if the last ones are quick. A file stays together."""
+    marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
+    long = Counter(item.path for item, has in marks.items() if "integration" in has and "slow" not in has)
+    items.sort(key=lambda item: -long[item.path])
 
 
 # --- leaks ----------------------------------------------------------------------------------------

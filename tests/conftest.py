@@ -86,6 +86,13 @@ def _long_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -long[item.path])
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was run again (CI does so): a race that is only named cannot be mended."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"at first {report.nodeid}", sep="_")
+        terminalreporter.line("\n".join(report.longreprtext.splitlines()[-40:]))
+
+
 # --- leaks ----------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from clusters import wait_until
+from rank_notes import losses, rank_pid
 from small_datasets import make_tokens
 
 from stoker.checkpoint.saved.tiers import Tiers
@@ -61,15 +62,6 @@ def training(
         finally:
             if job.poll() is None:
                 job.kill()
-
-
-def losses(folder: Path, rank: int) -> list[str]:
-    path = folder / f"losses-{rank}"
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def rank_pid(folder: Path, rank: int) -> int:
-    return int((folder / f"pid-{rank}").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from clusters import wait_until
 from rank_notes import losses, rank_pid
 from small_datasets import make_tokens
+from warm_launch import Warm, warm
 
 from stoker.checkpoint.saved.tiers import Tiers
 
@@ -65,13 +66,16 @@ def training(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    corpus: Path, stoker_environ: Any, tmp_path_factory: pytest.TempPathFactory
-) -> list[list[str]]:
+def warm_ranks(stoker_environ: Any) -> Iterator[Warm]:
+    """For runs that go to their end: nobody tells torchrun anything."""
+    with warm("stoker.checkpoint.checkpointer", environ=stoker_environ(OMP_NUM_THREADS="1")) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, warm_ranks: Warm, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    with training(corpus, folder, stoker_environ(OMP_NUM_THREADS="1")) as job:
-        pass
-    assert job.returncode == 0
+    warm_ranks.run(2, TRAINING, corpus, "--steps", STEPS, "--folder", folder, log=folder / "log")
     return [losses(folder, rank) for rank in (0, 1)]
 
 
@@ -96,6 +100,7 @@ def test_a_job_that_is_told_to_go_comes_back_with_the_same_losses(
     tell: Callable[[Any, Path], None],
     corpus: Path,
     undisturbed: list[list[str]],
+    warm_ranks: Warm,
     tmp_path: Path,
     stoker_environ: Any,
 ) -> None:
@@ -110,9 +115,7 @@ def test_a_job_that_is_told_to_go_comes_back_with_the_same_losses(
     assert [len(losses(tmp_path, rank)) for rank in (0, 1)] == [found.step, found.step]
     assert found.step < STEPS
 
-    with training(corpus, tmp_path, environ) as again:
-        pass
-    assert again.returncode == 0
+    warm_ranks.run(2, TRAINING, corpus, "--steps", STEPS, "--folder", tmp_path, log=tmp_path / "log")
     assert [losses(tmp_path, rank) for rank in (0, 1)] == undisturbed
     assert Tiers(root=tmp_path / "checkpoints").latest(skipped=[]).manifest.marks.reason == "final"
 

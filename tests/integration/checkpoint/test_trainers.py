@@ -4,12 +4,10 @@ the same losses and the same weights, to the bit."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 from clusters import wait_until
 from rank_notes import losses, rank_pid
 from small_datasets import make_tokens
+from warm_launch import Warm, warm
 
 from stoker.checkpoint.saved.tiers import Tiers
 
@@ -52,37 +51,15 @@ def train_under_torchrun(name: str, corpus: Path, folder: Path, environ: dict[st
     assert done.returncode == 0, (folder / "log").read_text()[-3000:]
 
 
-@pytest.fixture(scope="module")
-def warm(framework: str, stoker_environ: Any) -> Iterator[subprocess.Popen[str]]:
-    """Whom ranks are forked from: this file starts a framework's ranks four times."""
-    with subprocess.Popen(
-        [sys.executable, str(JOB.with_name("warm_ranks.py")), str(JOB), *IMPORTS[framework]],
-        env=stoker_environ(OMP_NUM_THREADS="1"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        yield process
-        os.killpg(process.pid, signal.SIGKILL)  # and what ranks a failed test has left
-
-
-@contextmanager
-def training(
-    warm: subprocess.Popen[str], name: str, corpus: Path, folder: Path, *, hold_at: int = 0
-) -> Iterator[list[int]]:
-    """Two ranks while the block runs; after it their exit codes."""
-    arguments = [name, str(corpus), str(folder), str(STEPS), str(hold_at)]
-    codes: list[int] = []
-    assert warm.stdin
-    assert warm.stdout
-    print(json.dumps({"log": str(folder / "log"), "arguments": arguments}), file=warm.stdin, flush=True)
-    yield codes
-    codes += json.loads(warm.stdout.readline())
-
-
 def end(folder: Path) -> list[str]:
     return [(folder / f"digest-{rank}").read_text() for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(framework: str, stoker_environ: Any) -> Iterator[Warm]:
+    """The ranks of a framework are started four times here, and importing it takes longer than the rest."""
+    with warm(*IMPORTS[framework], environ=stoker_environ(OMP_NUM_THREADS="1")) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +89,10 @@ def trained(
 
 
 def test_a_trainer_that_is_told_to_go_comes_back_bit_for_bit(
-    trained: tuple[str, Path], warm: subprocess.Popen[str], corpus: Path, tmp_path: Path
+    trained: tuple[str, Path], warm_ranks: Warm, corpus: Path, tmp_path: Path
 ) -> None:
     name, whole = trained
-    with training(warm, name, corpus, tmp_path, hold_at=HOLD_AT):
+    with warm_ranks.ranks(2, JOB, name, corpus, tmp_path, STEPS, HOLD_AT, log=tmp_path / "log"):
         wait_until(lambda: len(losses(tmp_path, 1)) == HOLD_AT, "some steps are done", seconds=120)
         os.kill(rank_pid(tmp_path, 1), signal.SIGTERM)
     found = Tiers(root=tmp_path / "checkpoints").latest(skipped=[])
@@ -123,19 +100,17 @@ def test_a_trainer_that_is_told_to_go_comes_back_bit_for_bit(
     assert [len(losses(tmp_path, rank)) for rank in (0, 1)] == [found.step, found.step]
     assert HOLD_AT <= found.step < STEPS
 
-    with training(warm, name, corpus, tmp_path) as again:
-        pass
-    assert again == [0, 0], (tmp_path / "log").read_text()[-3000:]
+    warm_ranks.run(2, JOB, name, corpus, tmp_path, STEPS, 0, log=tmp_path / "log")
     assert [losses(tmp_path, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
     assert end(tmp_path) == end(whole)
 
 
 def test_a_trainer_that_is_killed_comes_back_bit_for_bit(
-    trained: tuple[str, Path], warm: subprocess.Popen[str], corpus: Path, tmp_path: Path
+    trained: tuple[str, Path], warm_ranks: Warm, corpus: Path, tmp_path: Path
 ) -> None:
     name, whole = trained
     saved = Tiers(root=tmp_path / "checkpoints")
-    with training(warm, name, corpus, tmp_path, hold_at=HOLD_AT):
+    with warm_ranks.ranks(2, JOB, name, corpus, tmp_path, STEPS, HOLD_AT, log=tmp_path / "log"):
         wait_until(lambda: len(losses(tmp_path, 1)) == HOLD_AT, "some steps are done", seconds=120)
         wait_until(lambda: saved.latest(skipped=[]), "a checkpoint is durable", seconds=60)
         for pid in (rank_pid(tmp_path, 0), rank_pid(tmp_path, 1)):
@@ -144,9 +119,7 @@ def test_a_trainer_that_is_killed_comes_back_bit_for_bit(
     assert step in (3, 6)
     before = [losses(tmp_path, rank) for rank in (0, 1)]
 
-    with training(warm, name, corpus, tmp_path) as again:
-        pass
-    assert again == [0, 0], (tmp_path / "log").read_text()[-3000:]
+    warm_ranks.run(2, JOB, name, corpus, tmp_path, STEPS, 0, log=tmp_path / "log")
     for rank in (0, 1):
         rest = losses(tmp_path, rank)[len(before[rank]) :]
         assert before[rank][:step] + rest == losses(whole, rank)

@@ -1,6 +1,7 @@
-"""Ranks of a script, forked from one process that has imported its packages: a job takes a second or two.
+"""Ranks of scripts, forked from one process that has imported their packages: a job takes a second or two.
 
-warm_ranks.py SCRIPT PACKAGE...     reads a line a job, {"log": …, "arguments": […]}; answers with exit codes
+warm_ranks.py PACKAGE...     reads a line a job: {"script": …, "arguments": […], "size": …, "log": …}; answers
+each with the exit codes of its ranks
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer imports it
 
-SIZE = 2
-
 
 def main() -> None:
-    for package in sys.argv[2:]:
+    for package in sys.argv[1:]:
         importlib.import_module(package)
     torch.set_num_threads(1)  # no pool of threads that a fork would lose
     for line in sys.stdin:
@@ -32,7 +31,7 @@ def run_ranks(job: dict[str, Any]) -> list[int]:
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     pids = []
-    for rank in range(SIZE):
+    for rank in range(job["size"]):
         pid = os.fork()
         if pid == 0:
             run_rank(rank, port, job)
@@ -41,18 +40,17 @@ def run_ranks(job: dict[str, Any]) -> list[int]:
 
 
 def run_rank(rank: int, port: int, job: dict[str, Any]) -> None:
-    """What torchrun would say to it; its first rank has the store."""
-    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """With what torchrun would say to it; the first rank has the store."""
+    log, code = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(SIZE))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job["size"]))
     os.environ |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    script, code = sys.argv[1], 1
-    sys.argv = [script, *job["arguments"]]
+    sys.argv = [job["script"], *job["arguments"]]
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(job["script"], run_name="__main__")
         code = 0
     except BaseException:
         traceback.print_exc()

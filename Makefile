@@ -22,7 +22,7 @@ test: $(VENV)/.dev debian  ## run every test (unit and integration)
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 unit: $(VENV)/.dev  ## run the quick tests only
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not integration and not slow"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -n 2 -m "not integration and not long and not slow"  # these wait for nothing
 
 check: $(VENV)/.dev  ## formatting, lint, types, import layers, links of the documents
 	$(BIN)/ruff format --check .

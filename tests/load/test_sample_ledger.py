@@ -77,6 +77,7 @@ def assert_ledger_is_right(job: Job, ran) -> None:
             assert (ids[len(named) :] == 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("blended", [False, True])
 def test_the_ledger_names_what_every_rank_got_before_and_after_elastic_resumes(
@@ -195,6 +196,7 @@ def documents(job: Job, ran) -> Counter:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("worlds", [(1, 1, 1), (4, 2, 4), (4, 3, 4), (2, 5, 1)])
 def test_what_is_skipped_does_not_come_and_all_else_comes_once(corpus, packing, worlds):
@@ -276,6 +278,7 @@ def test_a_skipped_document_of_a_blend_comes_in_none_of_its_datasets_turns(corpu
     assert poison not in {name for name, _ in seen}
 
 
+@pytest.mark.long
 def test_worker_processes_leave_out_what_their_parent_does(corpus):
     with Loader(corpus, batch_size=2, seq_len=32, packing="pad", output="numpy") as loader:
         name = loader.samples(2)[0].documents[0].name
@@ -299,6 +302,7 @@ def test_a_name_that_stands_for_nothing_is_refused(corpus, name):
 # --- mixtures ---
 
 
+@pytest.mark.long
 def test_a_mixture_is_counted_and_may_change_at_a_resume(tmp_path):
     one = make_tokens(tmp_path / "one", [[640] * 40])
     two = make_tokens(tmp_path / "two", [[640] * 40], dtype="int32")  # told apart by their type alone

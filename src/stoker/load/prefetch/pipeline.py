@@ -110,7 +110,9 @@ class Maker:
         keys = task.draw.keys
         cache = self._cache(len(keys))
         begin = time.monotonic()
-        needed = dict.fromkeys(itertools.chain(keys, *(more.draw.keys for more in soon)))
+        # in the order that a cache was told (`needs`), which lets go of files by when they come next
+        turns = (one.draw.keys_by_turn() for one in (task, *soon))
+        needed = dict.fromkeys(itertools.chain.from_iterable(turns))
         if not self._in_turn:
             cache.prefetch(needed, keep=needed)
         held = cache.hold(keys)

@@ -45,6 +45,7 @@ from stoker.load.assembly.transform import Transforms
 from stoker.load.device.pinned import PageCache, spare_memory
 from stoker.load.media.images import ImageReport, Images
 from stoker.load.options import LoaderOptions
+from stoker.load.ordering.draw import Draw, Key
 from stoker.load.parts import ALL_LANES, MOST_READERS, Parts, slot_bytes, token_dtype
 from stoker.load.pool import NativePool, open_pool
 from stoker.load.prefetch.pipeline import Maker
@@ -187,6 +188,7 @@ def make_engine(
         assembler,
         group=parts.group,
         alone=parts.alone,
+        order=_asked_in(parts),
         finish=None if isinstance(assembler, WindowAssembler) else finish,  # it wraps groups, not batches
     )
     return Engine(
@@ -225,6 +227,15 @@ def _closer(store: Store | None, transforms: Transforms | Images | None) -> Call
             store.close()
 
     return close
+
+
+def _asked_in(parts: Parts) -> Callable[[Draw], Sequence[Key]]:
+    """The order in which chunks are asked for. A cache that cannot hold all files lets go of them by when
+    they come next (`needs`): what it was told must be what is read. Elsewhere that need not be found out."""
+    datasets = (one for one in parts.datasets if isinstance(one, Dataset))
+    if any(one.reader.is_short_of_room for one in datasets):
+        return Draw.keys_by_turn
+    return lambda draw: draw.keys
 
 
 def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
@@ -313,7 +324,13 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
     )
     arrivals = streams.Arrivals(on)
     maker = Maker(
-        parts.planner, store.for_keys, assembler, group=parts.group, in_turn=True, made=arrivals.made
+        parts.planner,
+        store.for_keys,
+        assembler,
+        group=parts.group,
+        in_turn=True,
+        order=_asked_in(parts),
+        made=arrivals.made,
     )
     return Engine(
         maker=maker,

@@ -37,7 +37,7 @@ class Draw:
     def keys_by_turn(self) -> list[Key]:
         """The chunks in the order in which they are first needed."""
         first = np.full(len(self.keys), len(self), np.int64)
-        np.minimum.at(first, self.chunk, np.arange(len(self)))
+        first[self.chunk[::-1]] = np.arange(len(self) - 1, -1, -1)  # of several the last holds
         return [self.keys[which] for which in np.argsort(first, kind="stable").tolist()]
 
     def rows(self, rows: Integers) -> Draw:

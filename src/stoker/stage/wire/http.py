@@ -301,8 +301,8 @@ class Connection:
 
     def _wake_seldom(self, wanted: int) -> None:
         """Where much is wanted, and as much is sure to come behind it, sleep until a good part of it is
-        there: else the kernel wakes this thread for each segment. Over TLS 2 GiB took 2.67 s instead of 2.80 s
-        so, with the server on the same two cores (medians of four)."""
+        there: else the kernel wakes this thread for each segment. Over TLS 2 GiB took 2.67 s so instead of
+        2.80 s, with the server on the same two cores (medians of four)."""
         behind = self._body.left - wanted  # of which OpenSSL may hold a record already
         is_much = wanted >= _MUCH_BYTES and behind >= 2 * _WAKE_BYTES
         wakes_at = _WAKE_BYTES if is_much else 1

@@ -32,8 +32,8 @@ _FADING = 0.8  # a rate is forgotten by and by: lanes that pause between two bun
 IDLE_S = 0.003  # a first byte from next door takes less
 PATIENT_S = 0.01  # and so long even if the machine has other things to do
 
-_PIECE_S = 0.005
-_LEAST_PIECE = 32 << 10
+_PIECE_S = 0.01
+_LEAST_PIECE = 64 << 10
 _MOST_PIECE = 256 << 10  # of those that are less than a slice
 _YOUNG_BYTES = 4 << 20
 
@@ -219,8 +219,8 @@ class Company:
 
 
 class Pieces:
-    """How much of a slice a lane reads before it is written down: what comes in 5 ms. The rest of that is
-    what a kill costs. A whole slice where that comes in 20 ms, which takes the least CPU; little at first,
+    """How much of a slice a lane reads before it is written down: what comes in 10 ms. The rest of that is
+    what a kill costs. A whole slice where that comes at once, which takes the least CPU; little at first,
     while a process may not have long to live."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class Pieces:
         """So many bytes were read in so long."""
         self._read += count
         worth = count / max(seconds, 1e-6) * _PIECE_S
-        is_fast = worth >= SLICE_BYTES / 4 and self._read >= _YOUNG_BYTES
+        is_fast = worth >= SLICE_BYTES / 2 and self._read >= _YOUNG_BYTES
         self.size = SLICE_BYTES if is_fast else min(_MOST_PIECE, max(_LEAST_PIECE, _power_of_two(worth)))
 
 

@@ -128,15 +128,25 @@ def _borders() -> list[list[Any]]:
 
 
 def _turns(run: Features, leaf: str) -> Iterator[tuple[float, float]]:
-    told = [words(changed(run, leaf, value)) for value in _MANY]
-    for at in range(len(_MANY) - 1):
-        low, high = float(_MANY[at]), float(_MANY[at + 1])
+    values = _MANY[1:] if leaf == "judged_s" else _MANY  # a run of no length has no pauses
+    told = [_said(run, leaf, value) for value in values]
+    for at in range(len(values) - 1):
+        low, high = float(values[at]), float(values[at + 1])
         if told[at] == told[at + 1] or high == _LEAST:
             continue
         below = told[at]
         while (middle := (low + high) / 2) not in (low, high):
-            low, high = (middle, high) if words(changed(run, leaf, middle)) == below else (low, middle)
-        yield low, high
+            low, high = (middle, high) if _said(run, leaf, middle) == below else (low, middle)
+        if _said(run, leaf, low) is not None and _said(run, leaf, high) is not None:
+            yield low, high
+
+
+def _said(run: Features, leaf: str, value: float) -> Counter[str] | None:
+    """None of a run that cannot be: no recording comes to such numbers."""
+    try:
+        return words(changed(run, leaf, value))
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from stoker.diagnose.thresholds import THRESHOLDS
 from stoker.watch.runs.flat import read_flat
 
 KEPT = Path(__file__).parent / "kept"
-DRAWN = 24
+DRAWN, MORE = 24, 48  # more of them for borders alone
 RUNS = (*NAMES, *(f"drawn {seed}" for seed in range(DRAWN)))
 _LEAST = 1e-9  # nothing that is measured is less and not nothing
 _MANY = sorted(
@@ -115,7 +115,7 @@ def across(border: list[Any]) -> tuple[Counter[str], Counter[str]]:
 
 def _borders() -> list[list[Any]]:
     found: dict[str, list[Any]] = {}
-    for name in RUNS:
+    for name in (*RUNS, *(f"drawn {seed}" for seed in range(DRAWN, MORE))):
         for leaf in leaves(seen(name)):
             for low, high in _turns(seen(name), leaf):
                 border: list[Any] = [name, leaf, low, high]

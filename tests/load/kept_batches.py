@@ -12,6 +12,7 @@ import copy
 import json
 import random
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from kept_values import keep, plain
 from small_datasets import make_tars, make_tokens
 
 from stoker import Loader, Mixture, World
-from stoker.errors import StokerError
+from stoker.errors import StokerError, UsageError
 from stoker.load.options import LoaderOptions
 from stoker.load.recall import options_of_state
+from stoker.load.state import _digest
 
 KEPT = Path(__file__).parent / "kept"
-DRAWN = 40
+DRAWN = 28
 _LENGTHS = [[random.Random(7).randint(1, 90) for _ in range(count)] for count in (60, 37, 1, 80, 40)]
 
 
@@ -60,7 +62,10 @@ def ran(seed: int) -> dict[str, Any]:
         sources: Any = make_tokens(folder / "a", _LENGTHS, zstd=given["zstd"])
         if given["blend"] == 2:
             sources = [sources, make_tokens(folder / "b", [[25] * 20])]
-        first, state, ledger = _ranks(sources, given["options"], given["ranks"], None)
+        try:
+            first, state, ledger = _ranks(sources, given["options"], given["ranks"], None)
+        except UsageError as error:  # a document that is in no row
+            return {"refused": error.message.replace(where, "")}
         on = {name: one for name, one in given["options"].items() if name not in ("lanes", "skip")}
         later, last, _ = _ranks(sources, on, given["then"], state)
         found = {"first": first, "state": state, "later": later, "last": last, "ledger": ledger, "recalled": _recalled(state)}
@@ -121,7 +126,7 @@ def of_tars() -> Any:
 
 # --- what cannot be -------------------------------------------------------------------------------
 
-_BAD: tuple[Any, ...] = (None, -1, "x", True, 1 << 70, [], {}, 0, 1, 10**6, 1.5)
+_BAD: tuple[Any, ...] = (None, -1, "x", True, 1 << 70, [], 0, 1, 10**6)
 
 
 def refusals() -> dict[str, str]:
@@ -140,6 +145,7 @@ def refusals() -> dict[str, str]:
             with Loader(sources, world=World(rank=0, size=2), **options, **more) as loader:
                 next(iter(loader))
                 state = json.loads(json.dumps(loader.state_dict()))
+                state["past"] = json.loads(state["past"])
             more.pop("skip", None)
             with Loader(sources, world=World(rank=0, size=2), **options, **more) as loader:
                 for path in _paths(state):
@@ -162,12 +168,11 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def _answer(loader: Any, state: Any) -> str:
-    """With its check made right where there is one: a digest says that somebody wrote it, not that it can be."""
-    from stoker.load import state as states
-
-    for name in ("_digest", "digest_of", "_check_of", "check_of"):
-        if hasattr(states, name):
-            break
+    """As somebody would write it who makes the check right: it says who wrote, not that it can be."""
+    if isinstance(state, dict) and "past" in state:
+        state = {**state, "past": json.dumps(state["past"])}
+        with suppress(AttributeError, TypeError, ValueError, KeyError, OverflowError):
+            state = {**state, "check": _digest(state)}
     try:
         loader.load_state_dict(state)
     except StokerError as error:

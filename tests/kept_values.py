@@ -1,7 +1,8 @@
-"""Values that are kept in a file beside the tests of a room, and compared: what pure code said of drawn inputs.
+"""Values that are kept in a file beside the tests of a room: what pure code said of drawn inputs.
 
-A room's script (`kept_verdicts.py`, `kept_plans.py`) says which values, and writes them anew when it is run as a script. That is done after a
-rule, a sum or a text was changed on purpose; the difference of the files is then what to look at.
+A room's script (`kept_verdicts.py`, `kept_plans.py`, ...) says which values, and writes them anew when it is
+run. That is done after a rule, a sum or a text was changed on purpose; the difference of the files is then
+what to look at.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def alike(one: Any, other: Any) -> bool:
 def keep(path: Path, rows: dict[str, Any]) -> None:
     """One line a row, so that a difference is read line by line."""
     path.parent.mkdir(exist_ok=True)
-    lines = [f"{json.dumps(name)}: {json.dumps(plain(row), ensure_ascii=False)}" for name, row in rows.items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(plain(row), ensure_ascii=False)}" for name, row in rows.items()
+    ]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
 

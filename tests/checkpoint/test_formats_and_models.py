@@ -71,23 +71,37 @@ def test_names_are_as_the_page_on_the_format_has_them() -> None:
     assert (part_name(0, "bin"), part_name(12345, "json")) == ("part-00000.bin", "part-12345.json")
     for other in (".saving-" + name, name + "x", name[1:], "x" + name, name.replace("3f", "3F"), ""):
         assert (sequence_of(other), step_of(other)) == (None, -1)
-    assert (sequence_of("1000000-step-1000000000-00000000"), step_of("1000000-step-1000000000-00000000")) == (10**6, 10**9)
+    assert (sequence_of("1000000-step-1000000000-00000000"), step_of("1000000-step-1000000000-00000000")) == (
+        10**6,
+        10**9,
+    )
     assert newest_first(["x", name, name.replace("12-", "13-"), name.replace("12-", "02-")]) == [
-        name.replace("12-", "13-"), name, name.replace("12-", "02-"),
-    ]  # fmt: skip
+        name.replace("12-", "13-"),
+        name,
+        name.replace("12-", "02-"),
+    ]
     assert path_name(("model", "a.b", 3, ("k", 7))) == "model.a.b.3.7"
     assert CHUNK_BYTES == 8 << 20
 
 
-_BYTES = {16: "complex128", 8: "float64 int64 uint64 complex64", 4: "float32 int32 uint32 complex32",
-          2: "float16 bfloat16 int16 uint16 bits16", 1: "int8 uint8 bool bits8 float8_e5m2 int3 uint7 float4_e2m1fn_x2"}  # fmt: skip
+_BYTES = {
+    16: "complex128",
+    8: "float64 int64 uint64 complex64",
+    4: "float32 int32 uint32 complex32",
+    2: "float16 bfloat16 int16 uint16 bits16",
+    1: "int8 uint8 bool bits8 float8_e5m2 int3 uint7 float4_e2m1fn_x2",
+}
 
 
 @pytest.mark.parametrize(("size", "names"), _BYTES.items())
 def test_elements_are_as_large_as_torch_has_them(size: int, names: str) -> None:
     for name in names.split():
         assert item_bytes(name) == size
-        if hasattr(torch, name) and name[:3] not in ("bit", "int", "uin") or name in ("int64", "int16", "uint8"):
+        if (hasattr(torch, name) and name[:3] not in ("bit", "int", "uin")) or name in (
+            "int64",
+            "int16",
+            "uint8",
+        ):
             assert getattr(torch, name).itemsize == size
     with pytest.raises(UsageError, match="float7 is a dtype"):
         item_bytes("float7")
@@ -111,18 +125,29 @@ def test_pieces_lie_at_multiples_of_64_and_the_file_ends_at_one() -> None:
 
 
 def test_a_part_and_a_manifest_are_written_as_they_were() -> None:
-    one = part(box(path=("m", ("k", (1, "a")))), values=((("lr",), 0.5),), own=((("rng", 0), {"~": "set", "v": []}),))
+    one = part(
+        box(path=("m", ("k", (1, "a")))), values=((("lr",), 0.5),), own=((("rng", 0), {"~": "set", "v": []}),)
+    )
     assert one.to_json() == (
         b'{"rank":0,"save":"3f9ac2d1","bytes":64,"chunk_bytes":8388608,"chunks":["0000000000000000"],'
         b'"values":[[["lr"],0.5]],"own":[[["rng",0],{"~":"set","v":[]}]],'
         b'"pieces":[[["m",["k",[1,"a"]]],"int16",[4,3],[0,0],[4,3],0]]}'
     )
     record = part_record(one, one.to_json())
-    assert record == PartRecord(bytes=64, json_bytes=len(one.to_json()), xxh3=xxhash.xxh3_64_hexdigest(one.to_json()))
+    assert record == PartRecord(
+        bytes=64, json_bytes=len(one.to_json()), xxh3=xxhash.xxh3_64_hexdigest(one.to_json())
+    )
     name = "000001-step-000000007-3f9ac2d1"
     manifest = Manifest(name=name, step=7, save="3f9ac2d1", parts=(record,), saved_at=2.5, made_by="stoker")
-    plain = {"version": 1, "name": name, "step": 7, "save": "3f9ac2d1", "saved_at": 2.5, "made_by": "stoker",
-             "parts": [[64, record.json_bytes, record.xxh3]]}  # fmt: skip
+    plain = {
+        "version": 1,
+        "name": name,
+        "step": 7,
+        "save": "3f9ac2d1",
+        "saved_at": 2.5,
+        "made_by": "stoker",
+        "parts": [[64, record.json_bytes, record.xxh3]],
+    }
     body = json.dumps(plain, separators=(",", ":")).encode()
     assert json.loads(manifest.to_json()) == {"manifest": plain, "xxh3": xxhash.xxh3_64_hexdigest(body)}
     assert manifest.to_json().endswith(b"\n}\n")
@@ -135,7 +160,12 @@ def test_a_part_and_a_manifest_are_written_as_they_were() -> None:
     assert parse_manifest(replace(manifest, marks=marks).to_json(), name=name).marks == marks
     with pytest.raises(BadCheckpointError, match="holds the manifest of"):
         parse_manifest(manifest.to_json(), name="another")
-    for torn in (manifest.to_json()[:-9], b"[]", b"{}", manifest.to_json().replace(b'"step": 7', b'"step": 8')):
+    for torn in (
+        manifest.to_json()[:-9],
+        b"[]",
+        b"{}",
+        manifest.to_json().replace(b'"step": 7', b'"step": 8'),
+    ):
         with pytest.raises(BadCheckpointError, match=f"the manifest of {name} cannot be used"):
             parse_manifest(torn, name=name)
     with pytest.raises(BadCheckpointError, match="of version 2, this stoker reads 1"):
@@ -155,14 +185,25 @@ GOOD = Manifest(name="000001-step-000000007-3f9ac2d1", step=7, save="3f9ac2d1", 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, ""), ({"step": 8}, "of step 8"), ({"save": "00000000"}, "of step 7 of save '00000000'"), ({"name": "x"}, "of step"),
-        ({"parts": ()}, "no parts"), ({"saved_at": "1"}, "no number"), ({"saved_at": True}, "no number"),
-        ({"parts": (replace(RECORD, bytes=-1),)}, "is no part"), ({"parts": (replace(RECORD, bytes=0),)}, ""),
-        ({"parts": (replace(RECORD, json_bytes=1.5),)}, "is no part"), ({"parts": (RECORD, replace(RECORD, xxh3=5))}, "is no part"),
-        ({"marks": Marks(metric="low")}, "no number"), ({"marks": Marks(metric=None)}, ""), ({"marks": Marks(metric=1)}, ""),
-        ({"made_by": 5}, "is none"), ({"marks": Marks(pin=5)}, "is none"), ({"marks": Marks(reason=None)}, "is none"),
+        ({}, ""),
+        ({"step": 8}, "of step 8"),
+        ({"save": "00000000"}, "of step 7 of save '00000000'"),
+        ({"name": "x"}, "of step"),
+        ({"parts": ()}, "no parts"),
+        ({"saved_at": "1"}, "no number"),
+        ({"saved_at": True}, "no number"),
+        ({"parts": (replace(RECORD, bytes=-1),)}, "is no part"),
+        ({"parts": (replace(RECORD, bytes=0),)}, ""),
+        ({"parts": (replace(RECORD, json_bytes=1.5),)}, "is no part"),
+        ({"parts": (RECORD, replace(RECORD, xxh3=5))}, "is no part"),
+        ({"marks": Marks(metric="low")}, "no number"),
+        ({"marks": Marks(metric=None)}, ""),
+        ({"marks": Marks(metric=1)}, ""),
+        ({"made_by": 5}, "is none"),
+        ({"marks": Marks(pin=5)}, "is none"),
+        ({"marks": Marks(reason=None)}, "is none"),
     ],
-)  # fmt: skip
+)
 def test_a_manifest_says_what_can_be(changes: dict[str, Any], said: str) -> None:
     one = replace(GOOD, **changes)
     if said:
@@ -175,16 +216,24 @@ def test_a_manifest_says_what_can_be(changes: dict[str, Any], said: str) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, ""), ({"bytes": 128}, "of 128 bytes"), ({"chunk_bytes": 0}, "chunks of 0"), ({"chunk_bytes": 1.5}, "chunks of 1.5"),
-        ({"chunk_bytes": 32}, "has 1 chunks of 64"), ({"chunk_bytes": 32, "chunks": (1, 2)}, ""), ({"chunks": ()}, "has 0 chunks"),
-        ({"pieces": (Piece(box=box(path=()), at=0),)}, "no name"), ({"pieces": (Piece(box=box(path=(3,)), at=0),)}, "no name"),
-        ({"pieces": (Piece(box=box(), at=40),)}, ""), ({"pieces": (Piece(box=box(), at=41),)}, "does not lie in its file"),
+        ({}, ""),
+        ({"bytes": 128}, "of 128 bytes"),
+        ({"chunk_bytes": 0}, "chunks of 0"),
+        ({"chunk_bytes": 1.5}, "chunks of 1.5"),
+        ({"chunk_bytes": 32}, "has 1 chunks of 64"),
+        ({"chunk_bytes": 32, "chunks": (1, 2)}, ""),
+        ({"chunks": ()}, "has 0 chunks"),
+        ({"pieces": (Piece(box=box(path=()), at=0),)}, "no name"),
+        ({"pieces": (Piece(box=box(path=(3,)), at=0),)}, "no name"),
+        ({"pieces": (Piece(box=box(), at=40),)}, ""),
+        ({"pieces": (Piece(box=box(), at=41),)}, "does not lie in its file"),
         ({"pieces": (Piece(box=box(), at=-1),)}, "sizes that are none"),
         ({"pieces": (Piece(box=box(sizes=(4, -3)), at=0),)}, "sizes that are none"),
         ({"pieces": (Piece(box=box(offsets=(0, True)), at=0),)}, "sizes that are none"),
-        ({"pieces": (Piece(box=box(offsets=(0,)), at=0),)}, "does not lie"), ({"pieces": (Piece(box=box(sizes=(4,)), at=0),)}, "does not lie"),
+        ({"pieces": (Piece(box=box(offsets=(0,)), at=0),)}, "does not lie"),
+        ({"pieces": (Piece(box=box(sizes=(4,)), at=0),)}, "does not lie"),
     ],
-)  # fmt: skip
+)
 def test_a_part_describes_what_lies_in_its_file(changes: dict[str, Any], said: str) -> None:
     one = replace(part(box()), **changes)
     if said:
@@ -197,17 +246,32 @@ def test_a_part_describes_what_lies_in_its_file(changes: dict[str, Any], said: s
 # --- values ---------------------------------------------------------------------------------------
 
 _VALUES = [
-    (None, None), (True, True), (3, 3), (0.5, 0.5), ("a", "a"), ([1, "a", None], [1, "a", None]), ({"a": [1]}, {"a": [1]}),
-    ((1, 2), {"~": "tuple", "v": [1, 2]}), ({5}, {"~": "set", "v": [5]}), (frozenset([5]), {"~": "frozenset", "v": [5]}),
-    (b"ab", {"~": "bytes", "v": "YWI="}), (bytearray(b"ab"), {"~": "bytearray", "v": "YWI="}),
-    ({1: "a"}, {"~": "dict", "v": [[1, "a"]]}), ({"~": 1}, {"~": "dict", "v": [["~", 1]]}),
-    (Counter("aa"), {"~": "counter", "v": [["a", 2]]}), (OrderedDict(a=1), {"~": "ordered", "v": [["a", 1]]}),
+    (None, None),
+    (True, True),
+    (3, 3),
+    (0.5, 0.5),
+    ("a", "a"),
+    ([1, "a", None], [1, "a", None]),
+    ({"a": [1]}, {"a": [1]}),
+    ((1, 2), {"~": "tuple", "v": [1, 2]}),
+    ({5}, {"~": "set", "v": [5]}),
+    (frozenset([5]), {"~": "frozenset", "v": [5]}),
+    (b"ab", {"~": "bytes", "v": "YWI="}),
+    (bytearray(b"ab"), {"~": "bytearray", "v": "YWI="}),
+    ({1: "a"}, {"~": "dict", "v": [[1, "a"]]}),
+    ({"~": 1}, {"~": "dict", "v": [["~", 1]]}),
+    (Counter("aa"), {"~": "counter", "v": [["a", 2]]}),
+    (OrderedDict(a=1), {"~": "ordered", "v": [["a", 1]]}),
     (defaultdict(int, a=1), {"~": "defaultdict", "of": "int", "v": [["a", 1]]}),
-    (defaultdict(None, {(1, 2): 3}), {"~": "defaultdict", "of": "None", "v": [[{"~": "tuple", "v": [1, 2]}, 3]]}),
+    (
+        defaultdict(None, {(1, 2): 3}),
+        {"~": "defaultdict", "of": "None", "v": [[{"~": "tuple", "v": [1, 2]}, 3]]},
+    ),
     (np.array([1, 2], "<i2"), {"~": "array", "dtype": "<i2", "shape": [2], "v": "AQACAA=="}),
     (np.float32(0.5), {"~": "array", "dtype": "<f4", "shape": [], "v": "AAAAPw=="}),
-    (torch.bfloat16, {"~": "dtype", "v": "bfloat16"}), (torch.device("cuda:1"), {"~": "device", "v": "cuda:1"}),
-]  # fmt: skip
+    (torch.bfloat16, {"~": "dtype", "v": "bfloat16"}),
+    (torch.device("cuda:1"), {"~": "device", "v": "cuda:1"}),
+]
 
 
 @pytest.mark.parametrize(("value", "plain"), _VALUES, ids=lambda one: str(type(one).__name__))
@@ -240,9 +304,16 @@ def test_what_cannot_be_held_is_named_where_it_stands() -> None:
 
 @pytest.mark.parametrize(
     "plain",
-    [{"~": "nothing"}, {"~": "tuple"}, {"~": "array", "dtype": "O", "shape": [1], "v": ""}, {"~": "dtype", "v": "Tensor"},
-     {"~": "array", "dtype": "<i2", "shape": [3], "v": "AQACAA=="}, {"~": "dict", "v": [[{}, 1]]}, {"~": "dtype", "v": "nn"}],
-)  # fmt: skip
+    [
+        {"~": "nothing"},
+        {"~": "tuple"},
+        {"~": "array", "dtype": "O", "shape": [1], "v": ""},
+        {"~": "dtype", "v": "Tensor"},
+        {"~": "array", "dtype": "<i2", "shape": [3], "v": "AQACAA=="},
+        {"~": "dict", "v": [[{}, 1]]},
+        {"~": "dtype", "v": "nn"},
+    ],
+)
 def test_what_is_none_of_ours_is_refused(plain: Any) -> None:
     with pytest.raises(BadCheckpointError, match="a value cannot be read"):
         decode(plain)
@@ -255,16 +326,27 @@ SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 @settings(max_examples=100)
 @given(shape=SHAPES, data=st.data())
-def test_boxes_cover_a_tensor_once_as_counting_its_elements_says(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_boxes_cover_a_tensor_once_as_counting_its_elements_says(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
     boxes = []
     for _ in range(data.draw(st.integers(1, 4))):
         offsets = tuple(data.draw(st.integers(0, max(0, size - 1))) for size in shape)
-        sizes = tuple(data.draw(st.integers(0, size - at + data.draw(st.sampled_from([0] * 9 + [1])))) for size, at in zip(shape, offsets, strict=True))
+        sizes = tuple(
+            data.draw(st.integers(0, size - at + data.draw(st.sampled_from([0] * 9 + [1]))))
+            for size, at in zip(shape, offsets, strict=True)
+        )
         boxes.append(box(shape=shape, offsets=offsets, sizes=sizes))
     count: Counter[tuple[int, ...]] = Counter()
     for one in boxes:
-        count.update(product(*(range(at, at + size) for at, size in zip(one.offsets, one.sizes, strict=True))))
-    outside = any(at + size > whole for one in boxes for at, size, whole in zip(one.offsets, one.sizes, shape, strict=True))
+        count.update(
+            product(*(range(at, at + size) for at, size in zip(one.offsets, one.sizes, strict=True)))
+        )
+    outside = any(
+        at + size > whole
+        for one in boxes
+        for at, size, whole in zip(one.offsets, one.sizes, shape, strict=True)
+    )
     fault = cover_fault(boxes)
     if outside:
         assert fault == "a piece of m.w lies outside of it"
@@ -287,15 +369,21 @@ def test_parts_of_other_saves_or_ranks_and_gaps_are_refused() -> None:
     with pytest.raises(BadCheckpointError, match=r"parts of ranks \[2, 2\] belong"):
         check_parts([part(one), part(other, rank=2), part(rank=2, save="x")], save="3f9ac2d1")
     gap = box(path=("m", "v"), sizes=(1, 3))
-    with pytest.raises(BadCheckpointError, match=r"no rank saved all of m\.v: 3 of 12 elements \(2 such tensors\)"):
+    with pytest.raises(
+        BadCheckpointError, match=r"no rank saved all of m\.v: 3 of 12 elements \(2 such tensors\)"
+    ):
         check_parts([part(gap), part(other, rank=1)], save="3f9ac2d1")
 
 
 def test_a_name_is_a_tensors_on_all_ranks_or_on_none() -> None:
     tensor = part(box(path=("m", "w")))
     for values, clash in (
-        (("m", "w"), True), (("m", "w", "x"), True), (("m", "v"), False), (("m",), False), (("w",), False),
-    ):  # fmt: skip
+        (("m", "w"), True),
+        (("m", "w", "x"), True),
+        (("m", "v"), False),
+        (("m",), False),
+        (("w",), False),
+    ):
         other = replace(part(rank=1), values=((values, 1),))
         check_names([replace(tensor, values=((values, 1),))])
         if clash:
@@ -316,7 +404,13 @@ SOME = st.sets(st.sampled_from(NAMES))
 @given(count=st.integers(0, 9), keep=st.integers(-1, 10), good=SOME, proven=SOME, spare=SOME)
 def test_what_may_go_is_what_is_older_than_enough_good_ones(count, keep, good, proven, spare) -> None:
     names, asked = NAMES[:count], []
-    gone = expired(names, keep=keep, good=lambda one: asked.append(one) or one in good, proven=proven.__contains__, spare=spare)
+    gone = expired(
+        names,
+        keep=keep,
+        good=lambda one: asked.append(one) or one in good,
+        proven=proven.__contains__,
+        spare=spare,
+    )
     places = [at for at, name in enumerate(names) if name in good][: max(keep, 0)]
     enough = 0 < keep == len(places)
     stands = any(names[at] in proven for at in places)
@@ -325,7 +419,13 @@ def test_what_may_go_is_what_is_older_than_enough_good_ones(count, keep, good, p
     assert len(asked) == len(set(asked))
 
 
-@given(sizes=st.lists(st.integers(0, 9), max_size=9), budget=st.integers(0, 50), need=st.integers(0, 9), proven=SOME, spare=SOME)
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=9),
+    budget=st.integers(0, 50),
+    need=st.integers(0, 9),
+    proven=SOME,
+    spare=SOME,
+)
 def test_the_oldest_go_until_what_is_left_fits(sizes, budget, need, proven, spare) -> None:
     held = list(zip(NAMES, sizes, strict=False))
     newest = next((at for at, (name, _) in enumerate(held) if name in proven), None)
@@ -351,18 +451,32 @@ def test_a_job_deletes_its_own_and_what_was_there_before_its_first() -> None:
 
 def test_why_one_stays_is_said_in_words() -> None:
     def one(at: int, metric: float | None = None, pin: str = "", saved_at: float = 0.0) -> Manifest:
-        return Manifest(name=f"c{at}", step=at, save="", parts=(), saved_at=saved_at or at * 100.0, marks=Marks(metric=metric, pin=pin))
+        return Manifest(
+            name=f"c{at}",
+            step=at,
+            save="",
+            parts=(),
+            saved_at=saved_at or at * 100.0,
+            marks=Marks(metric=metric, pin=pin),
+        )
 
     rows = [one(5), one(1, 0.25), one(2, 0.5), one(3, math.inf), one(4, 0.25, pin="gold")]
     assert spared(rows, KeepRules(best=1)) == {"c4": "pinned as gold"}
     assert spared(rows, KeepRules(best=2)) == {"c4": "pinned as gold", "c1": "metric 0.25"}
     assert spared(rows, KeepRules(best=1, best_is="max"), pins=["c4", "c5", "gone"]) == {
-        "c2": "metric 0.5", "c4": "pinned as gold", "c5": "pinned",
-    }  # fmt: skip
+        "c2": "metric 0.5",
+        "c4": "pinned as gold",
+        "c5": "pinned",
+    }
     assert spared(rows, KeepRules(every_s=200)) == {
-        "c1": "one in every 200 s", "c3": "one in every 200 s", "c4": "pinned as gold", "c5": "one in every 200 s",
-    }  # fmt: skip
-    assert spared([one(2, saved_at=9.0), one(1, saved_at=9.0)], KeepRules(every_s=1)) == {"c1": "one in every 1 s"}
+        "c1": "one in every 200 s",
+        "c3": "one in every 200 s",
+        "c4": "pinned as gold",
+        "c5": "one in every 200 s",
+    }
+    assert spared([one(2, saved_at=9.0), one(1, saved_at=9.0)], KeepRules(every_s=1)) == {
+        "c1": "one in every 1 s"
+    }
     assert KeepRules() == KeepRules(best=0, best_is="min", every_s=0.0)
 
 
@@ -371,8 +485,16 @@ def test_why_one_stays_is_said_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "word"),
-    [([0], "0"), ([0, 1], "0-1"), ([0, 2], "0,2"), ([0, 2, 4], "0-4:2"), ([0, 1, 2, 4, 6, 8], "0-2,4-8:2"), ([1, 2, 9], "1-2,9"), ([3, 7, 8], "3,7-8")],
-)  # fmt: skip
+    [
+        ([0], "0"),
+        ([0, 1], "0-1"),
+        ([0, 2], "0,2"),
+        ([0, 2, 4], "0-4:2"),
+        ([0, 1, 2, 4, 6, 8], "0-2,4-8:2"),
+        ([1, 2, 9], "1-2,9"),
+        ([3, 7, 8], "3,7-8"),
+    ],
+)
 def test_ranks_are_named_in_the_fewest_words(ranks: list[int], word: str) -> None:
     assert marked(("m", "w"), ranks) == (f"m@{word}", "w")
     assert unmarked((f"m@{word}", "w")) == (("m", "w"), tuple(ranks))
@@ -400,7 +522,11 @@ def test_all_can_watch_what_all_claim_each_for_itself() -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 1000])
 def test_a_cards_digest_is_a_sum_of_mixed_words_with_their_places(dtype: torch.dtype, count: int) -> None:
     tensor = torch.arange(count).to(dtype)
-    words = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).tolist() if count else []
+    words = (
+        tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).tolist()
+        if count
+        else []
+    )
     total = 0
 
     def signed(number: int) -> int:
@@ -423,8 +549,10 @@ def test_a_card_takes_long_tensors_a_piece_at_a_time(monkeypatch: pytest.MonkeyP
 def test_in_memory_a_digest_is_that_of_the_bytes_in_order() -> None:
     some = [torch.arange(6.0).reshape(2, 3).T, torch.zeros(0), torch.tensor(3, dtype=torch.int8)]
     assert digests(some) == [
-        xxhash.xxh3_64_intdigest(some[0].contiguous().numpy().tobytes()), 0, xxhash.xxh3_64_intdigest(b"\3"),
-    ]  # fmt: skip
+        xxhash.xxh3_64_intdigest(some[0].contiguous().numpy().tobytes()),
+        0,
+        xxhash.xxh3_64_intdigest(b"\3"),
+    ]
 
 
 @given(count=st.integers(0, 400), turn=st.integers(0, 20))
@@ -476,7 +604,12 @@ def test_a_witness_names_the_first_that_changed_meanwhile() -> None:
 
 @given(sizes=st.lists(st.integers(1, 300), max_size=5), cut=st.integers(1, 400))
 def test_moves_go_through_every_write_and_across_no_cut(sizes: list[int], cut: int) -> None:
-    pieces, _ = place([box(path=("m", str(at)), shape=(size,), offsets=(0,), dtype="uint8") for at, size in enumerate(sizes)])
+    pieces, _ = place(
+        [
+            box(path=("m", str(at)), shape=(size,), offsets=(0,), dtype="uint8")
+            for at, size in enumerate(sizes)
+        ]
+    )
     moves = list(_moves([Write(piece=piece, path=piece.box.path) for piece in pieces], cut))
     for number, piece in enumerate(pieces):
         mine = [move for move in moves if move.write == number]
@@ -489,11 +622,17 @@ def test_moves_go_through_every_write_and_across_no_cut(sizes: list[int], cut: i
             at += move.bytes
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.integers(1, 3)), min_size=1, max_size=5), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.integers(1, 3)), min_size=1, max_size=5),
+    st.booleans(),
+)
 def test_tensors_that_share_memory_are_read_beside_it(views: list[tuple[int, int, int]], same: bool) -> None:
     memory = torch.zeros(60)
     targets = {f"t{n}": memory[at : at + size * step : step] for n, (at, size, step) in enumerate(views)}
-    cells = {name: set(range(at, at + (size - 1) * step + 1)) for name, (at, size, step) in zip(targets, views, strict=True)}
+    cells = {
+        name: set(range(at, at + (size - 1) * step + 1))
+        for name, (at, size, step) in zip(targets, views, strict=True)
+    }
     sharing = shared(targets, same=lambda one, other: same)
     crowds: list[set[str]] = []
     for name in targets:
@@ -502,7 +641,10 @@ def test_tensors_that_share_memory_are_read_beside_it(views: list[tuple[int, int
             crowds.remove(crowd)
             mine |= crowd
         crowds.append(mine)
-    places = {name: (at, size, step) if size > 1 else (at, 1, step) for name, (at, size, step) in zip(targets, views, strict=True)}
+    places = {
+        name: (at, size, step) if size > 1 else (at, 1, step)
+        for name, (at, size, step) in zip(targets, views, strict=True)
+    }
     left = set(targets)
     if same:  # of those at one place only the first is read
         for crowd in crowds:
@@ -518,17 +660,32 @@ def test_tensors_that_share_memory_are_read_beside_it(views: list[tuple[int, int
 
 
 def test_values_by_path_are_nested_again() -> None:
-    rows = [(("a", 0, "x"), 1), (("a", 2), 5), (("b", ("k", 7)), 2), (("a", 0, "y"), 3), (("b",), {}), (("c",), []), (("d", "e"), 1)]
+    rows = [
+        (("a", 0, "x"), 1),
+        (("a", 2), 5),
+        (("b", ("k", 7)), 2),
+        (("a", 0, "y"), 3),
+        (("b",), {}),
+        (("c",), []),
+        (("d", "e"), 1),
+    ]
     assert nest(iter(rows)) == {"a": [{"x": 1, "y": 3}, None, 5], "b": {7: 2}, "c": [], "d": {"e": 1}}
     assert nest(iter([(("b",), {}), (("b", "c"), 1)])) == {"b": {"c": 1}}
 
 
 def test_an_optimizers_state_has_names_and_its_numbers_back() -> None:
     model, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD([{"params": [model.bias, model.weight]}, {"params": [head.weight, head.bias]}], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [{"params": [model.bias, model.weight]}, {"params": [head.weight, head.bias]}], lr=0.1
+    )
     alone, both = {"model": model}, {"model": model, "head": head}
     assert list(parameter_names(alone).values()) == ["weight", "bias"]
-    assert sorted(parameter_names(both).values()) == ["head.bias", "head.weight", "model.bias", "model.weight"]
+    assert sorted(parameter_names(both).values()) == [
+        "head.bias",
+        "head.weight",
+        "model.bias",
+        "model.weight",
+    ]
     paths = parameter_paths(both)
     assert paths[id(head.bias)] == ("head", "bias")
     long = names_as_saved(optimizer, paths, ["model.bias", "model.weight", "head.weight", "head.bias"])
@@ -536,12 +693,21 @@ def test_an_optimizers_state_has_names_and_its_numbers_back() -> None:
     assert names_as_saved(optimizer, paths, [0, 1, 2, 3]) == {}
     assert names_as_saved(optimizer, paths, ["other"]) == long
     one = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert names_as_saved(one, parameter_paths(alone), ["weight", "bias"]) == {id(model.weight): "weight", id(model.bias): "bias"}
-    assert names_as_saved(one, parameter_paths(alone), ["model.weight", "model.bias"])[id(model.bias)] == "model.bias"
+    assert names_as_saved(one, parameter_paths(alone), ["weight", "bias"]) == {
+        id(model.weight): "weight",
+        id(model.bias): "bias",
+    }
+    assert (
+        names_as_saved(one, parameter_paths(alone), ["model.weight", "model.bias"])[id(model.bias)]
+        == "model.bias"
+    )
     assert names_as_saved(one, parameter_paths(alone), ["other"])[id(model.bias)] == "bias"
     state = {
         "state": {"head.bias": {"x": 1}, "model.weight": {"x": 2}},
-        "param_groups": [{"lr": 1, "params": ["model.weight", "model.bias"]}, {"lr": 2, "params": ["head.bias", "head.weight"]}],
+        "param_groups": [
+            {"lr": 1, "params": ["model.weight", "model.bias"]},
+            {"lr": 2, "params": ["head.bias", "head.weight"]},
+        ],
     }
     assert numbered_state(optimizer, state, long) == {
         "state": {3: {"x": 1}, 1: {"x": 2}},
@@ -551,15 +717,26 @@ def test_an_optimizers_state_has_names_and_its_numbers_back() -> None:
     with pytest.raises(UsageError, match="group 0 of the optimizer has other parameters"):
         numbered_state(optimizer, moved, long)
     some = {"state": {}, "param_groups": [{"params": ["model.bias"]}, {"params": []}]}
-    assert [one["params"] for one in numbered_state(optimizer, some, long)["param_groups"]] == [[0, 1], [2, 3]]
+    assert [one["params"] for one in numbered_state(optimizer, some, long)["param_groups"]] == [
+        [0, 1],
+        [2, 3],
+    ]
 
 
 def test_random_generators_go_on_where_they_were() -> None:
     def draws() -> list[float]:
-        return [random.random(), float(np.random.rand()), float(torch.rand(())), random.gauss(0, 1), float(np.random.randn())]
+        return [
+            random.random(),
+            float(np.random.rand()),
+            float(torch.rand(())),
+            random.gauss(0, 1),
+            float(np.random.randn()),
+        ]
 
     draws()
-    state = {path: decode(json.loads(json.dumps(encode(one, name="x")))) for path, one in random_state().items()}
+    state = {
+        path: decode(json.loads(json.dumps(encode(one, name="x")))) for path, one in random_state().items()
+    }
     first = draws()
     draws()
     set_random_state(state)

@@ -24,7 +24,7 @@ from stoker.recording import (
     Spans,
     Stacks,
     Steps,
-)  # fmt: skip
+)
 
 _KERNELS = (
     "sm90_xmma_gemm_bf16",
@@ -34,29 +34,85 @@ _KERNELS = (
     "flash_fwd_kernel",
     "Memcpy HtoD",
 )
-_DOES = ("batch", "logging", "metrics", "output", "saving", "io", "gc", "lock", "optimizer", "average", "other", "compute")
+_DOES = (
+    "batch",
+    "logging",
+    "metrics",
+    "output",
+    "saving",
+    "io",
+    "gc",
+    "lock",
+    "optimizer",
+    "average",
+    "other",
+    "compute",
+)
 _LINES = ("/home/me/train.py:12 work", "/home/me/train.py:40 work", "/home/me/data.py:7 read", "")
 _CARDS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "a card of its own")
-_ENDED = ("exit 0", "running", "killed by SIGBUS", "exit 1: CUDA out of memory", "exit 1: Connection closed by peer", "")
+_ENDED = (
+    "exit 0",
+    "running",
+    "killed by SIGBUS",
+    "exit 1: CUDA out of memory",
+    "exit 1: Connection closed by peer",
+    "",
+)
 _ENDINGS: tuple[dict[str, Any], ...] = (
-    {"kind": "crashed", "cause": "signal", "text": "killed by SIGKILL", "rank": 1, "at": 3.25, "chain": ["OSError: disk"]},
-    {"kind": "crashed", "cause": "out_of_memory", "text": "CUDA out of memory", "where": "train.py:9", "at": 2},
+    {
+        "kind": "crashed",
+        "cause": "signal",
+        "text": "killed by SIGKILL",
+        "rank": 1,
+        "at": 3.25,
+        "chain": ["OSError: disk"],
+    },
+    {
+        "kind": "crashed",
+        "cause": "out_of_memory",
+        "text": "CUDA out of memory",
+        "where": "train.py:9",
+        "at": 2,
+    },
     {"kind": "crashed", "cause": "exit", "line": "exit 3", "rank": 0},
     {"kind": "crashed", "cause": "nccl", "text": "rank 2 timed out"},
     {"kind": "crashed", "cause": "worker", "text": "a worker died"},
     {"kind": "preempted", "cause": "signal", "text": "SIGTERM from outside"},
     {"kind": "interrupted", "text": "Ctrl-C", "at": 1.5},
-)  # fmt: skip
+)
 _READINGS = {
-    "util": 100, "sm_util": 100, "any_tensor_util": 60, "fp32_util": 60, "dram_bw_util": 90, "mem_util": 60,
-    "power_w": 400, "pcie_rx_mib": 20_000, "sm_mhz": 1980, "temp_c": 90,
-}  # fmt: skip
+    "util": 100,
+    "sm_util": 100,
+    "any_tensor_util": 60,
+    "fp32_util": 60,
+    "dram_bw_util": 90,
+    "mem_util": 60,
+    "power_w": 400,
+    "pcie_rx_mib": 20_000,
+    "sm_mhz": 1980,
+    "temp_c": 90,
+}
 _HOST = {
-    "trainer_cores": 3, "trainer_delay": 0.6, "trainer_cpu": 1, "trainer_blocked": 0.6, "workers": 4,
-    "workers_delay": 1.5, "workers_cpu": 3, "workers_running": 3, "workers_blocked": 2, "iowait": 30,
-    "throttled": 20, "steal": 15, "disk_write": 2e8, "net_rx": 2e7, "nfs_read": 2e7, "trainer_disk": 3e6,
-    "workers_disk": 5e6, "workers_read": 1e6, "workers_read_calls": 40,
-}  # fmt: skip
+    "trainer_cores": 3,
+    "trainer_delay": 0.6,
+    "trainer_cpu": 1,
+    "trainer_blocked": 0.6,
+    "workers": 4,
+    "workers_delay": 1.5,
+    "workers_cpu": 3,
+    "workers_running": 3,
+    "workers_blocked": 2,
+    "iowait": 30,
+    "throttled": 20,
+    "steal": 15,
+    "disk_write": 2e8,
+    "net_rx": 2e7,
+    "nfs_read": 2e7,
+    "trainer_disk": 3e6,
+    "workers_disk": 5e6,
+    "workers_read": 1e6,
+    "workers_read_calls": 40,
+}
 
 
 def any_run(seed: int) -> Recording:
@@ -69,9 +125,14 @@ def any_run(seed: int) -> Recording:
     gpus = tuple(_card(rng, number, wall_s) for number in range(int(rng.integers(0, ranks + 1))))
     hosts = tuple(_host(rng, wall_s) for _ in range(int(rng.integers(0, 3))))
     return Recording(
-        title="any.py", wall_s=wall_s, ended=str(rng.choice(_ENDED)), ranks=each, gpus=gpus, hosts=hosts,
+        title="any.py",
+        wall_s=wall_s,
+        ended=str(rng.choice(_ENDED)),
+        ranks=each,
+        gpus=gpus,
+        hosts=hosts,
         facts=_facts(rng),
-    )  # fmt: skip
+    )
 
 
 def _rank(rng: np.random.Generator, number: int, *, count: int, usual: float, startup: float) -> RankRecord:
@@ -94,9 +155,16 @@ def _rank(rng: np.random.Generator, number: int, *, count: int, usual: float, st
     memory = Samples(t=turns, columns={"retries": np.array([1.0, 1.0, float(rng.integers(1, 3))])})
     looks = (_look(rng, *sorted(rng.uniform(0, end[-1], 2).tolist())),) if rng.random() < 0.6 else ()
     return RankRecord(
-        rank=number, node="a", gpu=number, spans=spans, steps=steps, memory=memory,
-        events=tuple(sorted(events, key=lambda one: one.t)), stacks=_stacks(rng), looks=looks,
-    )  # fmt: skip
+        rank=number,
+        node="a",
+        gpu=number,
+        spans=spans,
+        steps=steps,
+        memory=memory,
+        events=tuple(sorted(events, key=lambda one: one.t)),
+        stacks=_stacks(rng),
+        looks=looks,
+    )
 
 
 def _spans(rng: np.random.Generator, start: np.ndarray, end: np.ndarray) -> Spans:
@@ -119,10 +187,13 @@ def _spans(rng: np.random.Generator, start: np.ndarray, end: np.ndarray) -> Span
 def _event(rng: np.random.Generator, last_s: float) -> Event:
     what = str(rng.choice(["hang", "hang over", "stack", "workers started", "leaving", "exception"]))
     facts = {
-        "in_collective": bool(rng.random() < 0.5), "collective_seq": int(rng.integers(1, 4)),
-        "collective_op": str(rng.choice(["all_reduce", "broadcast"])), "inside": str(rng.choice(["", "data"])),
-        "seconds": float(rng.uniform(0, 2)), "frames": ["/home/me/train.py:1 <module>", "/home/me/io.py:9 save"],
-    }  # fmt: skip
+        "in_collective": bool(rng.random() < 0.5),
+        "collective_seq": int(rng.integers(1, 4)),
+        "collective_op": str(rng.choice(["all_reduce", "broadcast"])),
+        "inside": str(rng.choice(["", "data"])),
+        "seconds": float(rng.uniform(0, 2)),
+        "frames": ["/home/me/train.py:1 <module>", "/home/me/io.py:9 save"],
+    }
     text = str(rng.choice(["the program is over", "/home/me/train.py:8 rollout", "Bus error"]))
     return Event(t=float(rng.uniform(0, last_s + 1)), what=what, text=text, facts=facts)
 
@@ -143,10 +214,15 @@ def _stacks(rng: np.random.Generator) -> Stacks:
     held, looks = {"/home/me/a.py:1 spin (Thread-1)": 30, "/home/me/b.py:2 log (Thread-2)": 4}, 80
     late = int(rng.choice([0, 20, 50]))
     return Stacks(
-        seconds=sum(one.seconds for one in rows), seen=tuple(rows), looks=looks, late=late,
-        threads=held if late else {}, gc_s=float(rng.uniform(0, 2)), gc_count=int(rng.choice([0, 9, 10, 40])),
+        seconds=sum(one.seconds for one in rows),
+        seen=tuple(rows),
+        looks=looks,
+        late=late,
+        threads=held if late else {},
+        gc_s=float(rng.uniform(0, 2)),
+        gc_count=int(rng.choice([0, 9, 10, 40])),
         gc_lines={"/home/me/train.py:12 work": 0.5, "/home/me/data.py:7 read": 0.7, "": 1.0},
-    )  # fmt: skip
+    )
 
 
 def _look(rng: np.random.Generator, begin: float, end: float) -> Activity:
@@ -154,10 +230,16 @@ def _look(rng: np.random.Generator, begin: float, end: float) -> Activity:
     start = np.sort(rng.uniform(begin, end, count))
     took = rng.uniform(0.1, 1.5, count) * (end - begin) / count
     return Activity(
-        start_s=begin, end_s=end, names=_KERNELS, name=rng.integers(0, len(_KERNELS), count).astype(np.int32),
-        kind=rng.integers(0, len(WORK), count).astype(np.uint8), start=start, end=start + took,
-        launched=np.where(rng.random(count) < 0.7, start, start - 5 * took), bytes=rng.integers(0, 10**6, count),
-    )  # fmt: skip
+        start_s=begin,
+        end_s=end,
+        names=_KERNELS,
+        name=rng.integers(0, len(_KERNELS), count).astype(np.int32),
+        kind=rng.integers(0, len(WORK), count).astype(np.uint8),
+        start=start,
+        end=start + took,
+        launched=np.where(rng.random(count) < 0.7, start, start - 5 * took),
+        bytes=rng.integers(0, 10**6, count),
+    )
 
 
 def _card(rng: np.random.Generator, number: int, wall_s: float) -> GpuRecord:
@@ -169,9 +251,13 @@ def _card(rng: np.random.Generator, number: int, wall_s: float) -> GpuRecord:
     if rng.random() < 0.7:
         columns["fb_used"] = 8e10 * np.where(rng.random(len(t)) < 0.3, 0.84, 0.9)
     return GpuRecord(
-        node="a", index=number, name=str(rng.choice(_CARDS)), power_limit_w=700.0, memory_bytes=80_000_000_000,
+        node="a",
+        index=number,
+        name=str(rng.choice(_CARDS)),
+        power_limit_w=700.0,
+        memory_bytes=80_000_000_000,
         samples=Samples(t=t, columns=columns),
-    )  # fmt: skip
+    )
 
 
 def _host(rng: np.random.Generator, wall_s: float) -> HostRecord:
@@ -194,11 +280,18 @@ def _host(rng: np.random.Generator, wall_s: float) -> HostRecord:
 
 def _facts(rng: np.random.Generator) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "num_workers": int(rng.integers(0, 5)), "prefetch_factor": 2, "batch_bytes": float(2**20 * 512),
+        "num_workers": int(rng.integers(0, 5)),
+        "prefetch_factor": 2,
+        "batch_bytes": float(2**20 * 512),
         "unseen": [str(one) for one in rng.permutation(KINDS)[: int(rng.integers(0, 3))]],
         "env": {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_IB_DISABLE": "0"},
-        "missing": ["the clock of node b"], "gpu": "NVIDIA H200",
-    }  # fmt: skip
+        "missing": ["the clock of node b"],
+        "gpu": "NVIDIA H200",
+    }
     ending = _ENDINGS[int(rng.integers(0, len(_ENDINGS)))] if rng.random() < 0.5 else None
     facts = {name: value for name, value in facts.items() if rng.random() < 0.6}
-    return {**facts, **({"ending": ending} if ending else {}), **({"profiler": "torch"} if rng.random() < 0.1 else {})}
+    return {
+        **facts,
+        **({"ending": ending} if ending else {}),
+        **({"profiler": "torch"} if rng.random() < 0.1 else {}),
+    }

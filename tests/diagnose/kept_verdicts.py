@@ -1,4 +1,4 @@
-"""What is read out of runs, what the rules say of them, and where what they say turns over: kept, and compared.
+"""What is read out of runs, what the rules say of them, and where that turns over: kept, and compared.
 
     python tests/diagnose/kept_verdicts.py
 
@@ -20,8 +20,8 @@ from typing import Any
 
 from any_run import any_run
 from degraded import FOLDER, NAMES
-from kept_values import keep, plain
 
+from kept_values import keep, plain
 from stoker.diagnose.features import Features, features
 from stoker.diagnose.rules import Verdict, judge
 from stoker.diagnose.thresholds import THRESHOLDS
@@ -33,7 +33,31 @@ RUNS = (*NAMES, *(f"drawn {seed}" for seed in range(DRAWN)))
 _LEAST = 1e-9  # nothing that is measured is less and not nothing
 _MANY = sorted(
     {one.value for one in THRESHOLDS.values()}
-    | {0, _LEAST, 0.01, 0.15, 0.4, 0.45, 0.6, 0.75, 0.8, 0.9, 0.95, 0.99, 1, 1.5, 2, 3, 4, 6, 8, 12, 25, 40, 50}
+    | {
+        0,
+        _LEAST,
+        0.01,
+        0.15,
+        0.4,
+        0.45,
+        0.6,
+        0.75,
+        0.8,
+        0.9,
+        0.95,
+        0.99,
+        1,
+        1.5,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        25,
+        40,
+        50,
+    }
     | {60, 70, 75, 80, 98, 100, 200, 1000, 1e5, 1e7, 1e8, 1e10}
 )
 
@@ -79,7 +103,9 @@ def leaves(run: Features) -> Iterator[str]:
     yield from ("judged_s", *(f"fact.{name}" for name in ("num_workers", "batch_bytes")))
     yield from (f"stacks.{name}" for name in ("looks", "late", "gc_s", "gc_count", "seconds"))
     if run.loop.pauses:
-        yield from (f"pause.{name}" for name in ("excess_s", "util", "sm", "power", "written", "saving_s", "end"))
+        yield from (
+            f"pause.{name}" for name in ("excess_s", "util", "sm", "power", "written", "saving_s", "end")
+        )
     if run.stacks.seen:
         yield from ("seen.seconds", "seen.looks")
     if run.ledger:

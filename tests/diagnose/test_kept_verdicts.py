@@ -1,4 +1,4 @@
-"""What is read out of runs, said of them, and where that turns over: as kept (`kept_verdicts.py` writes it anew)."""
+"""What is read out of runs, said of them, and where that turns over: as kept (`kept_verdicts.py`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from kept_verdicts import KEPT, RUNS, across, said, seen
-from kept_values import alike, kept, plain
 
+from kept_values import alike, kept, plain
 from stoker.diagnose.rules import judge
 
 READINGS, VERDICTS = (kept(KEPT / f"{name}.json") for name in ("readings", "verdicts"))

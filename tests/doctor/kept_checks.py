@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python tests/doctor/kept_checks.py
 
-writes `kept/` anew, after a check was changed on purpose: its difference is what to look at then. `turns.json`
-holds, for one fact of a machine at a time, two neighbouring values between which a check sees something else,
-and what: so each limit is kept with the side that it belongs to.
+writes `kept/` anew, after a check was changed on purpose: its difference is what to look at then.
+`turns.json` holds, for one fact of a machine at a time, two neighbouring values between which a check sees
+something else, and what: so each limit is kept with the side that it belongs to.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from gate_machines import JOBS
-from kept_values import keep
 from machines import LARGE, NAMES, machine
 from remedies import AROUND
 
+from kept_values import keep
 from stoker.doctor.check import Result
 from stoker.doctor.examine import as_lines, examine
 from stoker.doctor.need import Need
@@ -33,8 +33,11 @@ KEPT = Path(__file__).parent / "kept"
 NEEDS = {"nothing": Need(), "much": LARGE, **JOBS}
 SCENES = [f"{name} for {need}" for name in NAMES for need in ("nothing", "much", "16 nodes")]
 SCENES += [f"{name} for much in {around}" for name in NAMES for around in AROUND]
-_MANY = sorted({0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 64, 90, 100, 128, 200, 300, 512, 700, 1000}
-               | {2000, 4096, 9000, 20_000, 65_536, 10**6} | {1 << power for power in range(22, 46, 2)})  # fmt: skip
+_MANY = sorted(
+    {0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 50, 64, 90, 100, 128, 200, 300, 512, 700, 1000}
+    | {2000, 4096, 9000, 20_000, 65_536, 10**6}
+    | {1 << power for power in range(22, 46, 2)}
+)
 _SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0, 2.0, 8.0, 1e8, 1e10)
 _PLACE = re.compile(r"\[\d+\]")
 
@@ -89,7 +92,9 @@ def changed(whole: Any, path: str, value: Any) -> Snapshot:
 def told(snapshot: Snapshot, need: Need) -> set[str]:
     """What is seen, without numbers."""
     return {
-        re.sub(r"[\d.,]+", "#", f"{one.level} {one.check.name}: {one.seen.read} / {' / '.join(one.seen.fix)}")[:160]
+        re.sub(
+            r"[\d.,]+", "#", f"{one.level} {one.check.name}: {one.seen.read} / {' / '.join(one.seen.fix)}"
+        )[:160]
         for one in examine(snapshot, need=need)
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kept_checks import KEPT, SCENES, across, said
+
 from kept_values import kept
 
 CHECKS = kept(KEPT / "checks.json")

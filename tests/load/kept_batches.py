@@ -1,4 +1,4 @@
-"""Batches, states and ledgers of drawn loaders, and what states and options that cannot be are answered: kept.
+"""Batches, states and ledgers of drawn loaders, and answers to states and options that cannot be: kept.
 
     PYTHONPATH=tests:tests/load python tests/load/kept_batches.py
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from kept_values import keep, plain
 from small_datasets import make_tars, make_tokens
 
+from kept_values import keep, plain
 from stoker import Loader, Mixture, World
 from stoker.errors import StokerError, UsageError
 from stoker.load.options import LoaderOptions
@@ -38,20 +38,36 @@ def drawn(seed: int) -> dict[str, Any]:
     ranks = draw.choice([1, 2, 3, 4])
     packing = draw.choice(["concat", "concat", "best-fit", "pad", "buckets"])
     options: dict[str, Any] = {
-        "batch_size": draw.choice([1, 2, 5]), "seq_len": draw.choice([16, 32, 64]), "seed": draw.choice([0, 9]),
-        "shuffle": draw.choice(["full", "full", "blocks", "off"]), "packing": packing, "labels": draw.choice(["next", "same", ""]),
-        "documents": packing == "concat" and draw.random() < 0.5, "pad_id": draw.choice([0, 7]),
-        "tail": "drop" if packing == "best-fit" else draw.choice(["drop", "pad"]), "window": draw.choice([1, 3]),
-        "chunk_bytes": draw.choice([256, 4096]), "dtype": draw.choice(["int64", "int32", None]), "lanes": draw.choice([0, 0, 12 * ranks]),
-        "reader": draw.choice(["pread", "mmap"]), "output": "numpy", "workers": "inline",
-    }  # fmt: skip
+        "batch_size": draw.choice([1, 2, 5]),
+        "seq_len": draw.choice([16, 32, 64]),
+        "seed": draw.choice([0, 9]),
+        "shuffle": draw.choice(["full", "full", "blocks", "off"]),
+        "packing": packing,
+        "labels": draw.choice(["next", "same", ""]),
+        "documents": packing == "concat" and draw.random() < 0.5,
+        "pad_id": draw.choice([0, 7]),
+        "tail": "drop" if packing == "best-fit" else draw.choice(["drop", "pad"]),
+        "window": draw.choice([1, 3]),
+        "chunk_bytes": draw.choice([256, 4096]),
+        "dtype": draw.choice(["int64", "int32", None]),
+        "lanes": draw.choice([0, 0, 12 * ranks]),
+        "reader": draw.choice(["pread", "mmap"]),
+        "output": "numpy",
+        "workers": "inline",
+    }
     blend = draw.choice([1, 1, 2])
     if blend == 2:
         by = draw.choice(["samples", "steps"])
         options["weights"] = draw.choice([(1.0, 2.0), Mixture({0: [0.9, 0.1], 40: [0.2, 0.8]}, by=by)])
     if draw.random() < 0.3 and blend == 1:
         options["skip"] = [f"e0-0000.bin#{draw.randrange(60)}" for _ in range(3)]
-    return {"options": options, "ranks": ranks, "blend": blend, "zstd": draw.random() < 0.2, "then": draw.choice([ranks, 1, 2, 3])}
+    return {
+        "options": options,
+        "ranks": ranks,
+        "blend": blend,
+        "zstd": draw.random() < 0.2,
+        "then": draw.choice([ranks, 1, 2, 3]),
+    }
 
 
 def ran(seed: int) -> dict[str, Any]:
@@ -68,7 +84,14 @@ def ran(seed: int) -> dict[str, Any]:
             return {"refused": error.message.replace(where, "")}
         on = {name: one for name, one in given["options"].items() if name not in ("lanes", "skip")}
         later, last, _ = _ranks(sources, on, given["then"], state)
-        found = {"first": first, "state": state, "later": later, "last": last, "ledger": ledger, "recalled": _recalled(state)}
+        found = {
+            "first": first,
+            "state": state,
+            "later": later,
+            "last": last,
+            "ledger": ledger,
+            "recalled": _recalled(state),
+        }
         return dict(json.loads(json.dumps(plain(found)).replace(where, "")))
 
 
@@ -118,7 +141,9 @@ def of_tars() -> Any:
         for options in ({}, {"shuffle": "off"}, {"tail": "pad", "seed": 3}, {"skip": ["e0-0000.tar#1"]}):
             try:
                 with Loader(folder, batch_size=4, output="numpy", workers="inline", **options) as loader:
-                    found.append([[plain(batch.get("__key__")), plain(batch.get("real"))] for batch in loader])
+                    found.append(
+                        [[plain(batch.get("__key__")), plain(batch.get("real"))] for batch in loader]
+                    )
             except StokerError as error:
                 found.append(error.message.replace(where, ""))
     return found
@@ -161,7 +186,9 @@ def refusals() -> dict[str, str]:
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    inside = (
+        value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    )
     for name, one in inside:
         yield (*path, name)
         yield from _paths(one, (*path, name))
@@ -184,8 +211,29 @@ def asked() -> dict[str, str]:
     """Options with one of them another."""
     found = {}
     odd: tuple[Any, ...] = (None, -1, 0, 1, 2**64, 2**64 - 1, 1.5, True, "x", "", [], (1 << 20) - 1, 1 << 20)
-    names = ["batch_size", "seq_len", "seed", "pad_id", "processes", "threads", "memory", "lanes", "chunk_bytes", "window",
-             "readers", "shuffle", "packing", "labels", "tail", "workers", "reader", "output", "dtype", "world", "weights"]  # fmt: skip
+    names = [
+        "batch_size",
+        "seq_len",
+        "seed",
+        "pad_id",
+        "processes",
+        "threads",
+        "memory",
+        "lanes",
+        "chunk_bytes",
+        "window",
+        "readers",
+        "shuffle",
+        "packing",
+        "labels",
+        "tail",
+        "workers",
+        "reader",
+        "output",
+        "dtype",
+        "world",
+        "weights",
+    ]
     for name in names:
         for value in odd:
             try:

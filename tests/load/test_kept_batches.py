@@ -6,6 +6,7 @@ import json
 
 import pytest
 from kept_batches import DRAWN, KEPT, asked, of_tars, ran, refusals
+
 from kept_values import alike, kept
 
 BATCHES, REFUSALS = kept(KEPT / "batches.json"), kept(KEPT / "refusals.json")

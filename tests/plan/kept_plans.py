@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kept_values import keep
-
 from stoker.errors import UsageError
 from stoker.plan.arithmetic import make_plan
 from stoker.plan.job import make_job

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_plans import CLUSTERS, JOBS, KEPT, cluster, planned, played
-from kept_values import alike, kept, plain
 
+from kept_values import alike, kept, plain
 from stoker.checkpoint.interval import advise
 from stoker.plan.fluid import Job
 from stoker.plan.job import make_job
@@ -41,18 +41,43 @@ RATES = st.floats(1e6, 1e12)
 
 
 @given(
-    nodes=st.integers(1, 300), gpus=st.integers(1, 16), size=st.integers(10**6, 10**15), snapshot=RATES,
-    nvme_rate=RATES, store=RATES, node=st.just(0.0) | RATES, nvme=st.sampled_from([0, 10**12]),
-    mtbf=st.floats(1e4, 1e8), restart=st.floats(1, 1000),
-)  # fmt: skip
+    nodes=st.integers(1, 300),
+    gpus=st.integers(1, 16),
+    size=st.integers(10**6, 10**15),
+    snapshot=RATES,
+    nvme_rate=RATES,
+    store=RATES,
+    node=st.just(0.0) | RATES,
+    nvme=st.sampled_from([0, 10**12]),
+    mtbf=st.floats(1e4, 1e8),
+    restart=st.floats(1, 1000),
+)
 def test_saving_is_counted_by_its_definitions(
-    nodes: int, gpus: int, size: int, snapshot: float, nvme_rate: float, store: float, node: float, nvme: int,
-    mtbf: float, restart: float,
-) -> None:  # fmt: skip
-    job = make_job({
-        "nodes": nodes, "gpus_per_node": gpus, "checkpoint": size, "snapshot_rate": snapshot, "nvme": nvme,
-        "nvme_rate": nvme_rate, "store_rate": store, "node_rate": node, "mtbf": mtbf, "restart": restart,
-    })  # fmt: skip
+    nodes: int,
+    gpus: int,
+    size: int,
+    snapshot: float,
+    nvme_rate: float,
+    store: float,
+    node: float,
+    nvme: int,
+    mtbf: float,
+    restart: float,
+) -> None:
+    job = make_job(
+        {
+            "nodes": nodes,
+            "gpus_per_node": gpus,
+            "checkpoint": size,
+            "snapshot_rate": snapshot,
+            "nvme": nvme,
+            "nvme_rate": nvme_rate,
+            "store_rate": store,
+            "node_rate": node,
+            "mtbf": mtbf,
+            "restart": restart,
+        }
+    )
     saving = plan_saving(job)
     copy, local = size / (nodes * gpus) / snapshot, size / nodes / nvme_rate if nvme else 0.0
     drain = size / min(store, node * nodes or store)
@@ -70,13 +95,13 @@ def test_saving_is_counted_by_its_definitions(
     assert saving.mtbf_s == mtbf
 
 
-@given(
-    wishes=st.lists(st.floats(0, 1e6), min_size=1, max_size=8), data=st.data(), total=st.floats(1, 1e7)
-)  # fmt: skip
+@given(wishes=st.lists(st.floats(0, 1e6), min_size=1, max_size=8), data=st.data(), total=st.floats(1, 1e7))
 def test_a_fair_level_gives_all_there_is_and_nobody_more_than_they_want(
     wishes: list[float], data: st.DataObject, total: float
 ) -> None:
-    counts = np.array(data.draw(st.lists(st.integers(1, 50), min_size=len(wishes), max_size=len(wishes))), float)
+    counts = np.array(
+        data.draw(st.lists(st.integers(1, 50), min_size=len(wishes), max_size=len(wishes))), float
+    )
     wanted = np.array(wishes)
     level = fair_level(wanted, counts, total)
     given_ = float(np.minimum(wanted, level) @ counts)
@@ -92,7 +117,9 @@ def test_a_store_gives_all_up_to_its_knee_and_less_beyond(seed: int, streams: fl
 
 
 @given(seed=st.integers(0, 10**6), stagger=st.floats(1, 100))
-def test_classes_of_nodes_hold_every_node_once_and_the_slow_ones_among_them(seed: int, stagger: float) -> None:
+def test_classes_of_nodes_hold_every_node_once_and_the_slow_ones_among_them(
+    seed: int, stagger: float
+) -> None:
     some, _ = cluster(seed)
     for policy in (Policy(name="at once"), Policy(name="spread", stagger_s=stagger)):
         job = Job(some, policy)
@@ -102,7 +129,7 @@ def test_classes_of_nodes_hold_every_node_once_and_the_slow_ones_among_them(seed
         if some.slow_link < 1:
             slow = job.count[job.link < rate * 0.999].sum()
             assert slow == round(some.slow_links * some.nodes)
-        assert 0 <= job.starts.min()
+        assert job.starts.min() >= 0
         assert job.starts @ job.count / some.nodes == pytest.approx(
             (some.nodes - 1) / 2 / some.nodes * policy.stagger_s
         )

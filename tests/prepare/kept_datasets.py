@@ -16,7 +16,6 @@ from typing import Any
 
 from conftest import prepare_inline, write_jsonl
 from kept_values import keep, plain
-
 from stoker.errors import StokerError
 from stoker.manifest import TokenizerRecord
 from stoker.prepare.check import adopt, verify_dataset
@@ -27,7 +26,9 @@ from stoker.prepare.sources.documents import Source
 
 KEPT = Path(__file__).parent / "kept"
 PLANS = 40
-RECORD = TokenizerRecord(name="t", digest="00", vocabulary=70_000, eod=0, engine="huggingface", engine_version="1")
+RECORD = TokenizerRecord(
+    name="t", digest="00", vocabulary=70_000, eod=0, engine="huggingface", engine_version="1"
+)
 _MIB = 1 << 20
 
 
@@ -36,18 +37,26 @@ def planned(seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     sources = [
         Source(
-            url=f"/data/{number}.jsonl", kind="jsonl", bytes=(size := int(10 ** draw.uniform(4, 11))),
-            units=draw.choice([1, 7, size]), weight=draw.choice([1.0, 1.0, 0.3, 2.5]),
-            max_tokens=draw.choice([0, 0, 0, 5000]), origin=draw.choice(["a", "b"]),
+            url=f"/data/{number}.jsonl",
+            kind="jsonl",
+            bytes=(size := int(10 ** draw.uniform(4, 11))),
+            units=draw.choice([1, 7, size]),
+            weight=draw.choice([1.0, 1.0, 0.3, 2.5]),
+            max_tokens=draw.choice([0, 0, 0, 5000]),
+            origin=draw.choice(["a", "b"]),
         )
         for number in range(draw.randint(1, 4))
-    ]  # fmt: skip
+    ]
     options = {
-        "shuffle": draw.random() < 0.7, "dedup": draw.random() < 0.6, "near_dedup": draw.choice([0.0, 0.0, 0.5, 0.8, 0.95]),
-        "holdout": draw.choice([(), (), (("validation", 0.1), ("test", 0.05))]), "epochs": draw.choice([1, 1, 3, 0]),
-        "shard_bytes": draw.choice([1 << 19, 1 << 20, 64 * _MIB, 512 * _MIB]), "seed": draw.choice([0, 5]),
+        "shuffle": draw.random() < 0.7,
+        "dedup": draw.random() < 0.6,
+        "near_dedup": draw.choice([0.0, 0.0, 0.5, 0.8, 0.95]),
+        "holdout": draw.choice([(), (), (("validation", 0.1), ("test", 0.05))]),
+        "epochs": draw.choice([1, 1, 3, 0]),
+        "shard_bytes": draw.choice([1 << 19, 1 << 20, 64 * _MIB, 512 * _MIB]),
+        "seed": draw.choice([0, 5]),
         "zstd": draw.random() < 0.3,
-    }  # fmt: skip
+    }
     try:
         given = Options(sources=("a",), out="/out", **options)
         plan = make_plan(given, sources, draw.choice([RECORD, None]), "huggingface")
@@ -55,14 +64,28 @@ def planned(seed: int) -> dict[str, Any]:
         return {"refused": error.message, "hint": error.hint}
     tasks = plan.stages["write"]
     sizes = [(10**5, 4 * 10**5), (5 * 10**8, 2 * 10**9), (10**10, 4 * 10**10)]
-    return plain({
-        "digest": plan.digest, "stages": plan.stages, "straight": plan.straight, "steps": plan.steps,
-        "splits": [len(plan.splits), [plain(split) for split in plan.splits[:2]]], "parts": plan.parts, "masked": plan.masked,
-        "tasks": [plan.part_of_task(number) for number in {0, tasks - 1, max(0, tasks - 2)}], "match": plan.match_parts,
-        "cells": [plan.cells(tokens=tokens, text_bytes=text) for tokens, text in sizes], "times": plan.most_times,
-        "bytes": plan.bytes, "pieces": [plan.piece_bytes(piece) for piece in plan.splits[0][:3]], "dtype": plan.dtype.name,
-        "ordering": plan.ordering, "marks": plan.marks, "sketch": plan.sketch, "exact": plan.exact_match,
-    })  # fmt: skip
+    return plain(
+        {
+            "digest": plan.digest,
+            "stages": plan.stages,
+            "straight": plan.straight,
+            "steps": plan.steps,
+            "splits": [len(plan.splits), [plain(split) for split in plan.splits[:2]]],
+            "parts": plan.parts,
+            "masked": plan.masked,
+            "tasks": [plan.part_of_task(number) for number in {0, tasks - 1, max(0, tasks - 2)}],
+            "match": plan.match_parts,
+            "cells": [plan.cells(tokens=tokens, text_bytes=text) for tokens, text in sizes],
+            "times": plan.most_times,
+            "bytes": plan.bytes,
+            "pieces": [plan.piece_bytes(piece) for piece in plan.splits[0][:3]],
+            "dtype": plan.dtype.name,
+            "ordering": plan.ordering,
+            "marks": plan.marks,
+            "sketch": plan.sketch,
+            "exact": plan.exact_match,
+        }
+    )
 
 
 # --- datasets -------------------------------------------------------------------------------------
@@ -74,7 +97,15 @@ def corpus(seed: int = 0) -> list[str]:
     words = [f"w{number}" for number in range(900)]
     texts = [" ".join(draw.choices(words, k=draw.randint(1, 60))) for _ in range(160)]
     near = [f"{text} and more" for text in texts[:20] if len(text) > 150]
-    return [*texts, *texts[5:15], *near, "", "Ünïcode — 日本", *(text.upper() for text in texts[30:34]), *texts[5:9]]
+    return [
+        *texts,
+        *texts[5:15],
+        *near,
+        "",
+        "Ünïcode — 日本",
+        *(text.upper() for text in texts[30:34]),
+        *texts[5:9],
+    ]
 
 
 COMMANDS: dict[str, dict[str, Any]] = {
@@ -90,7 +121,9 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "compressed": {"zstd": True, "epochs": 2},
     "as tars": {"format": "webdataset"},
     "marked": {"bos": "a", "eod": "none"},
-    "of long documents": {"curation": Curation(steps=(Ask(step="lengths", options={"min_chars": 40, "max_chars": 200}),))},
+    "of long documents": {
+        "curation": Curation(steps=(Ask(step="lengths", options={"min_chars": 40, "max_chars": 200}),))
+    },
     "weighed": {"weigh": 2.5},
     "capped": {"cap": 900},
 }
@@ -101,7 +134,9 @@ def tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(["<|endoftext|>", *letters])}, []))
+    made = Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(["<|endoftext|>", *letters])}, [])
+    )
     made.add_special_tokens(["<|endoftext|>"])
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -122,7 +157,8 @@ def dataset(name: str) -> dict[str, Any]:
             given["shares"] = (Share(path=str(second), max_tokens=cap),)
         made = prepare_inline(first, second, out=folder / "out", tokenizer=tokenizer(folder), **given)
         found = {
-            part: _shards(folder / "out" / part) for part in ("", *(name for name, _ in given.get("holdout", ())))
+            part: _shards(folder / "out" / part)
+            for part in ("", *(name for name, _ in given.get("holdout", ())))
         }
         counts = made.statistics.to_plain()
         counts.pop("examples", None)
@@ -151,7 +187,12 @@ def adopted() -> dict[str, Any]:
             whole = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
             told = []
             for file in sorted(whole):
-                for damage in (whole[file][:-1], b"\xff" + whole[file][1:], whole[file][:-9] + b"\0" * 9, None):
+                for damage in (
+                    whole[file][:-1],
+                    b"\xff" + whole[file][1:],
+                    whole[file][:-9] + b"\0" * 9,
+                    None,
+                ):
                     (out / file).write_bytes(damage) if damage is not None else (out / file).unlink()
                     try:
                         told.append([file, verify_dataset(str(out))])
@@ -165,7 +206,11 @@ def adopted() -> dict[str, Any]:
             record = plain(manifest)
             record.pop("made_by")
             again = verify_dataset(str(out))
-            text = json.dumps([told, record, again], ensure_ascii=False).replace(str(out), "OUT").replace(where, "")
+            text = (
+                json.dumps([told, record, again], ensure_ascii=False)
+                .replace(str(out), "OUT")
+                .replace(where, "")
+            )
             found[name] = json.loads(text)
     return found
 

@@ -1,4 +1,4 @@
-"""The same command plans and makes what it planned and made (`kept_datasets.py`); copies against plain models."""
+"""The same command makes what it made (`kept_datasets.py`); copies against plain models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_datasets import COMMANDS, KEPT, PLANS, adopted, dataset, planned
-from kept_values import alike, kept
 
+from kept_values import alike, kept
 from stoker.errors import UsageError
 from stoker.prepare.neardup import (
     HASHES,
@@ -90,7 +90,12 @@ def test_rows_of_one_value_are_paired_with_the_first_and_the_next_eight(values: 
     for value in set(values):
         mine = [int(row) for row, one in zip(rows, values, strict=True) if one == value]
         expected |= {(mine[0], row) for row in mine[1:]}
-        expected |= {(mine[at], mine[at + ahead]) for at in range(len(mine)) for ahead in range(1, 9) if at + ahead < len(mine)}
+        expected |= {
+            (mine[at], mine[at + ahead])
+            for at in range(len(mine))
+            for ahead in range(1, 9)
+            if at + ahead < len(mine)
+        }
     found = candidates(np.array(values, np.uint64), rows)
     assert [tuple(pair) for pair in found.tolist()] == sorted(expected)
 
@@ -149,7 +154,10 @@ def test_equal_documents_have_equal_bands_wherever_they_stand(documents: list[li
     assert values.shape == (4, len(twice))
     assert (values == values[:, ::-1]).all()
     for one, other in combinations(range(len(documents)), 2):
-        runs = [{tuple(some[at : at + 5]) for at in range(max(1, len(some) - 4))} for some in (documents[one], documents[other])]
+        runs = [
+            {tuple(some[at : at + 5]) for at in range(max(1, len(some) - 4))}
+            for some in (documents[one], documents[other])
+        ]
         assert (values[:, one] == values[:, other]).all() == (runs[0] == runs[1]) or runs[0] & runs[1]
 
 
@@ -164,7 +172,11 @@ def test_cells_cover_the_universe_once_in_order(universe: int, shards: int, per_
     assert max(lengths) - min(lengths) <= 1
 
 
-@given(st.lists(st.binary(max_size=4), min_size=1, max_size=5), st.lists(st.integers(0, 255), max_size=2), st.lists(st.integers(0, 255), max_size=2))
+@given(
+    st.lists(st.binary(max_size=4), min_size=1, max_size=5),
+    st.lists(st.integers(0, 255), max_size=2),
+    st.lists(st.integers(0, 255), max_size=2),
+)
 def test_marks_stand_before_and_after_every_document(documents, before, after) -> None:
     marks = Marks(before=tuple(before), after=tuple(after))
     joined = marks.joined([memoryview(one) for one in documents], np.dtype(np.uint8))

@@ -31,7 +31,10 @@ MIB = 1 << 20
 
 def collection(sizes, *, names=(), url="s3://bucket/corpus"):
     names = names or [f"f{number}" for number in range(len(sizes))]
-    files = (RemoteFile(name=name, url=f"{url}/{name}", bytes=size) for name, size in zip(names, sizes, strict=True))
+    files = (
+        RemoteFile(name=name, url=f"{url}/{name}", bytes=size)
+        for name, size in zip(names, sizes, strict=True)
+    )
     return Collection(url=url, kind="folder", files=tuple(files))
 
 
@@ -127,7 +130,13 @@ HOLDINGS = st.lists(
 TURNS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 5), max_size=8)
 
 
-@given(HOLDINGS, st.integers(-1, 30), TURNS, st.sets(st.sampled_from("abc")), st.sampled_from([-math.inf, 0, 2, 4]))
+@given(
+    HOLDINGS,
+    st.integers(-1, 30),
+    TURNS,
+    st.sets(st.sampled_from("abc")),
+    st.sampled_from([-math.inf, 0, 2, 4]),
+)
 def test_those_go_that_are_needed_last_then_longest_unused_as_few_as_do(holdings, need, turns, keep, before):
     def next_use(key):
         return float(turns[key]) if key in turns else NEVER
@@ -154,8 +163,14 @@ def test_those_go_that_are_needed_last_then_longest_unused_as_few_as_do(holdings
 # --- turns ----------------------------------------------------------------------------------------
 
 
-@given(uses=st.text("abc", max_size=12), reads=st.text("abcx", max_size=14), reading=st.sets(st.sampled_from("abx")))
-def test_a_unit_is_needed_at_its_first_turn_that_nobody_read(uses: str, reads: str, reading: set[str]) -> None:
+@given(
+    uses=st.text("abc", max_size=12),
+    reads=st.text("abcx", max_size=14),
+    reading=st.sets(st.sampled_from("abx")),
+)
+def test_a_unit_is_needed_at_its_first_turn_that_nobody_read(
+    uses: str, reads: str, reading: set[str]
+) -> None:
     ahead = Foresight(uses, reading=reading)
     turns = {key: [turn for turn, one in enumerate(uses) if one == key] for key in "abcx"}
     for key in reading:

@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests python tests/load/ordering/kept_orders.py
 
-writes `kept/` anew. Jobs that go on with the new version then see other samples: it wants a line in CHANGELOG.
+writes `kept/` anew. Jobs that go on with the new version then see other samples: it wants a line in
+CHANGELOG.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from kept_values import keep
 
+from kept_values import keep
 from stoker.load.ordering.blend import dealing_of, make_blend
 from stoker.load.ordering.cut import Cut
 from stoker.load.ordering.order import Order
@@ -48,7 +49,9 @@ def of_order(name):
         found[f"chunks {epoch}"] = [row.keys[0] for row in rows]
         found[f"lanes {epoch}"] = lanes_of(order, range(48, 72), epoch=epoch)
         ranks = order.cut.ranks if order.cut.ranks > 1 else 4
-        found[f"dealt {epoch}"] = order.deal(Share(rank=1, world=ranks, batch=2).rows(0, 10), epoch=epoch).sample
+        found[f"dealt {epoch}"] = order.deal(
+            Share(rank=1, world=ranks, batch=2).rows(0, 10), epoch=epoch
+        ).sample
         found[f"needed {epoch}"] = list(order.stretches(1, range(5, 90), epoch=epoch))[:12]
     return found
 
@@ -96,7 +99,10 @@ def planned():
         "fixed": [(task.draw.sample, list(task.after)) for task in tasks],
         "drawn": [len(task.draw) for task in _tasks(FixedPlanner(order, share), 5)],
         "sorted": sizes.draw(range(4000, 4200, 9), epoch=2).sample,
-        "packed": [(one.draw.sample[:20], one.packed.row[:20], one.packed.column[:20], one.after) for one in (first, second)],
+        "packed": [
+            (one.draw.sample[:20], one.packed.row[:20], one.packed.column[:20], one.after)
+            for one in (first, second)
+        ],
         "long": [long.after, long.draw.sample[:10]],
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kept_orders import _ORDERS, KEPT, blended, gone_on, of_order, planned
+
 from kept_values import alike, kept, plain
 
 ORDERS = kept(KEPT / "orders.json")

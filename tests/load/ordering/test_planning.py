@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,7 +92,11 @@ def test_batches_are_the_positions_in_turn_and_cursors_count_them(samples, share
             for number in range(1, batches + 1)
         ]
         assert len(drawn) == batches * batch
-        rows = [cursor.position + n * world * batch + row * world + rank for n in range(batches) for row in range(batch)]
+        rows = [
+            cursor.position + n * world * batch + row * world + rank
+            for n in range(batches)
+            for row in range(batch)
+        ]
         assert real == [row < samples for row in rows]
         seen += [sample for sample, is_real in zip(drawn, real, strict=True) if is_real]
         again = [sample for sample, is_real in zip(drawn, real, strict=True) if not is_real]
@@ -143,7 +148,7 @@ def test_stretches_hold_what_they_held_in_runs_of_like_length(samples, epoch, se
         runs = [size[at : at + 8] for at in range(0, len(size) // 8 * 8, 8)]
         assert all((np.diff(run) >= 0).all() for run in runs)
         by_length = sorted(runs, key=lambda run: (run[0], run[-1]))
-        assert all(one[-1] <= two[0] for one, two in zip(by_length, by_length[1:], strict=False))
+        assert all(one[-1] <= two[0] for one, two in pairwise(by_length))
         rest = size[len(size) // 8 * 8 :]
         assert (np.diff(rest) >= 0).all()
         assert all(len(rest) == 0 or run[-1] <= rest[0] for run in runs)
@@ -158,7 +163,12 @@ def test_stretches_hold_what_they_held_in_runs_of_like_length(samples, epoch, se
 def test_runs_come_in_another_order_in_each_stretch_epoch_and_seed():
     order = Elastic(Order(samples=96, shuffle="off", cut=Cut(lanes=1)), Cut(lanes=1))
     seen = {
-        tuple(Sorted(order, lambda drawn: drawn.sample % 48, seed=seed).draw(range(at, at + 48), epoch=epoch).sample % 48)
+        tuple(
+            Sorted(order, lambda drawn: drawn.sample % 48, seed=seed)
+            .draw(range(at, at + 48), epoch=epoch)
+            .sample
+            % 48
+        )
         for seed in (0, 1)
         for epoch in (0, 1)
         for at in (0, 48)
@@ -173,7 +183,8 @@ def rows_of(task):
     """The documents' parts of each row of a task, with their columns."""
     found = [[] for _ in range(task.packed.rows)]
     for item, start, length, row, column in zip(
-        *(getattr(task.packed, name).tolist() for name in ("item", "start", "length", "row", "column")), strict=True
+        *(getattr(task.packed, name).tolist() for name in ("item", "start", "length", "row", "column")),
+        strict=True,
     ):
         found[row].append((int(task.draw.sample[item]), start, length, column))
     return found
@@ -205,7 +216,9 @@ def packed_epoch(order, epoch, *, room, seed):
     epoch=st.integers(0, 2),
     data=st.data(),
 )
-def test_packed_rows_are_shared_out_and_gone_on_with_from_any_cursor(samples, share, groups, room, seed, epoch, data):
+def test_packed_rows_are_shared_out_and_gone_on_with_from_any_cursor(
+    samples, share, groups, room, seed, epoch, data
+):
     (world, batch), order = share, elastic(samples)
     whole = world * batch
     rows, cursors = packed_epoch(order, epoch, room=room, seed=seed)
@@ -223,7 +236,9 @@ def test_packed_rows_are_shared_out_and_gone_on_with_from_any_cursor(samples, sh
             assert set(task.packed.item.tolist()) == set(range(len(task.draw)))
             found += rows_of(task)
             after += list(task.after)
-        assert found == [sorted(one, key=lambda part: part[3]) for one in expected[rank : total * whole : world]]
+        assert found == [
+            sorted(one, key=lambda part: part[3]) for one in expected[rank : total * whole : world]
+        ]
         ends = [begin + number * whole for number in range(1, total + 1)]
         assert after == [cursors[end] if end < len(rows) else Cursor(epoch=epoch + 1) for end in ends]
 
@@ -292,7 +307,11 @@ def test_what_is_left_out_does_not_come_and_the_last_take_its_places(kind, size,
     for rank in range(world):
         share_ = Share(rank=rank, world=world, batch=batch)
         planner = LeavingOut(
-            order_of(rank), share_, left, make=lambda some, share_=share_: FixedPlanner(some, share_), arranged=arranged
+            order_of(rank),
+            share_,
+            left,
+            make=lambda some, share_=share_: FixedPlanner(some, share_),
+            arranged=arranged,
         )
         assert planner.batches(cursor) == max(0, len(expected) - begin) // (world * batch)
         mine = [task.draw for task in planner.epoch(cursor, group=groups_of(groups))]
@@ -340,7 +359,10 @@ def test_parts_left_out_of_packed_rows_are_those_from_their_cursor_on(data, epoc
     for number, (item, row) in enumerate(zip(packed.item.tolist(), packed.row.tolist(), strict=True)):
         name = (0, int(drawn.sample[item]))
         here = (epoch, first, row)
-        gone = any(name in one.samples and here >= (one.since.epoch, one.since.position, one.since.row) for one in left)
+        gone = any(
+            name in one.samples and here >= (one.since.epoch, one.since.position, one.since.row)
+            for one in left
+        )
         assert stay[number] == (not gone)
 
 

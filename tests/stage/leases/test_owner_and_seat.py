@@ -31,7 +31,9 @@ TEXTS = ("host", "boot", "pid_namespace", "token", "purpose")
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize(("text", "may"), [("x" * 1023, True), ("x" * 1024, False), ("a\x1b[31m", False), ("", True), (7, False)])
+@pytest.mark.parametrize(
+    ("text", "may"), [("x" * 1023, True), ("x" * 1024, False), ("a\x1b[31m", False), ("", True), (7, False)]
+)
 def test_an_owner_says_who_it_is_in_short_printable_text(name: str, text: object, may: bool) -> None:
     if may:
         assert asdict(replace(ME, **{name: text}))[name] == text
@@ -43,27 +45,47 @@ def test_an_owner_says_who_it_is_in_short_printable_text(name: str, text: object
 @pytest.mark.parametrize(
     ("changes", "may"),
     [
-        ({"pid": 1}, True), ({"pid": 0}, False), ({"pid": -1}, False), ({"pid": (1 << 31) - 1}, True),
-        ({"pid": 1 << 31}, False), ({"pid": True}, False), ({"pid": 1.0}, False),
-        ({"epoch": 0}, True), ({"epoch": -1}, False), ({"epoch": (1 << 31) - 1}, True), ({"epoch": 1 << 31}, False),
-        ({"ttl_s": 0}, True), ({"ttl_s": -0.001}, False), ({"ttl_s": 86400.0}, True), ({"ttl_s": 86400.001}, False),
-        ({"ttl_s": float("nan")}, False), ({"ttl_s": "5"}, False),
-        ({"started": ""}, True), ({"started": "17"}, True), ({"started": "1.5"}, False), ({"started": "-1"}, False),
+        ({"pid": 1}, True),
+        ({"pid": 0}, False),
+        ({"pid": -1}, False),
+        ({"pid": (1 << 31) - 1}, True),
+        ({"pid": 1 << 31}, False),
+        ({"pid": True}, False),
+        ({"pid": 1.0}, False),
+        ({"epoch": 0}, True),
+        ({"epoch": -1}, False),
+        ({"epoch": (1 << 31) - 1}, True),
+        ({"epoch": 1 << 31}, False),
+        ({"ttl_s": 0}, True),
+        ({"ttl_s": -0.001}, False),
+        ({"ttl_s": 86400.0}, True),
+        ({"ttl_s": 86400.001}, False),
+        ({"ttl_s": float("nan")}, False),
+        ({"ttl_s": "5"}, False),
+        ({"started": ""}, True),
+        ({"started": "17"}, True),
+        ({"started": "1.5"}, False),
+        ({"started": "-1"}, False),
     ],
-)  # fmt: skip
+)
 def test_numbers_of_an_owner_have_bounds(changes: dict[str, object], may: bool) -> None:
-    record = ME.to_json().replace(b"NaN", b"NaN")
-    assert record.endswith(b"\n")
+    assert ME.to_json().endswith(b"\n")
     if may:
         assert Owner.from_json(replace(ME, **changes).to_json()) == replace(ME, **changes)  # type: ignore[arg-type]
     else:
-        with pytest.raises(ValueError, match="no (owner|process)"):
+        with pytest.raises(ValueError, match=r"no (owner|process)"):
             replace(ME, **changes)  # type: ignore[arg-type]
 
 
 def test_this_process_is_named_as_the_kernel_names_it() -> None:
     assert (ME.host, ME.boot, ME.pid_namespace) == (os.uname().nodename, boot(), namespaces())
-    assert (ME.pid, ME.started, ME.token, ME.epoch, ME.ttl_s) == (os.getpid(), started(os.getpid()), "00ff", 1, 10.0)
+    assert (ME.pid, ME.started, ME.token, ME.epoch, ME.ttl_s) == (
+        os.getpid(),
+        started(os.getpid()),
+        "00ff",
+        1,
+        10.0,
+    )
     long = Owner.this_process(token="t", epoch=3, purpose="\n" + "p" * 400, ttl_s=1e9)
     assert long.purpose == "?" + "p" * 199
     assert long.ttl_s == MOST_TTL_S == 86400.0
@@ -105,7 +127,9 @@ def test_a_process_that_another_user_owns_is_no_dead_one() -> None:
         assert ME.is_dead()
 
 
-@pytest.mark.parametrize(("own", "other", "is_other"), [("a", "b", True), ("a", "a", False), ("", "b", False), ("a", "", False)])
+@pytest.mark.parametrize(
+    ("own", "other", "is_other"), [("a", "b", True), ("a", "a", False), ("", "b", False), ("a", "", False)]
+)
 def test_another_boot_is_one_that_both_can_name(own: str, other: str, is_other: bool) -> None:
     with mock.patch("stoker.stage.leases.owner.boot", return_value=own):
         assert replace(ME, boot=other).is_of_another_boot() is is_other
@@ -149,8 +173,14 @@ def test_a_lease_is_a_record_and_a_seat_that_names_it(path: Path) -> None:
     seat.leave(path, next_)
 
 
-@given(epoch=st.integers(0, 10**11), rest=st.sampled_from(["-t", "", "-"]), kind=st.sampled_from(["seat", "Seat", "a"]))
-def test_the_epoch_of_a_name_is_that_of_a_seat_of_nine_figures_at_most(epoch: int, rest: str, kind: str) -> None:
+@given(
+    epoch=st.integers(0, 10**11),
+    rest=st.sampled_from(["-t", "", "-"]),
+    kind=st.sampled_from(["seat", "Seat", "a"]),
+)
+def test_the_epoch_of_a_name_is_that_of_a_seat_of_nine_figures_at_most(
+    epoch: int, rest: str, kind: str
+) -> None:
     known = kind == "seat" and epoch < 10**9
     assert seat._epoch(f"{kind}-{epoch}{rest}") == (epoch if known else 0)
 
@@ -206,7 +236,9 @@ def test_a_folder_that_is_not_there_or_is_removed_meanwhile_is_nobodys(path: Pat
         seat.leave(path, ME)
         view = seat.look(folder)
         assert view is None or view.names == ()
-        assert not seat.take_over(folder, seat.View(folder=1, names=(), seat="seat-1-00ff"), replace(ME, epoch=2))
+        assert not seat.take_over(
+            folder, seat.View(folder=1, names=(), seat="seat-1-00ff"), replace(ME, epoch=2)
+        )
 
 
 def test_an_answer_that_was_lost_is_looked_up(path: Path) -> None:
@@ -229,7 +261,10 @@ def test_an_answer_that_was_lost_is_looked_up(path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 def test_other_errors_of_a_decision_are_raised_and_nothing_is_left(path: Path, code: int) -> None:
-    with mock.patch.object(Path, "rename", side_effect=OSError(code, "odd")), pytest.raises(OSError, match="odd"):
+    with (
+        mock.patch.object(Path, "rename", side_effect=OSError(code, "odd")),
+        pytest.raises(OSError, match="odd"),
+    ):
         seat.found(path, ME)
     assert list(path.parent.iterdir()) == []
     seat.found(path, ME)
@@ -242,7 +277,10 @@ def test_other_errors_of_a_decision_are_raised_and_nothing_is_left(path: Path, c
     assert names(path) == ["00ff.json", "seat-1-00ff"]
 
 
-@pytest.mark.parametrize(("mode", "folder_mode", "record_mode"), [(0o3770, 0o2770, 0o640), (0o755, None, None), (0o1777, None, None)])
+@pytest.mark.parametrize(
+    ("mode", "folder_mode", "record_mode"),
+    [(0o3770, 0o2770, 0o640), (0o755, None, None), (0o1777, None, None)],
+)
 def test_in_a_groups_folder_any_member_may_take_over(
     path: Path, mode: int, folder_mode: int | None, record_mode: int | None
 ) -> None:
@@ -256,7 +294,9 @@ def test_in_a_groups_folder_any_member_may_take_over(
     assert stat.S_IMODE((path / "00ff.json").stat().st_mode) == (record_mode or 0o600)
 
 
-@pytest.mark.parametrize(("filesystem", "own"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("lustre", False)])
+@pytest.mark.parametrize(
+    ("filesystem", "own"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("lustre", False)]
+)
 def test_a_disk_is_our_own_by_its_filesystem(path: Path, filesystem: str, own: bool) -> None:
     device = path.parent.stat().st_dev
     line = f"30 1 {os.major(device)}:{os.minor(device)} / / rw - {filesystem} /dev/x rw\n"
@@ -303,8 +343,13 @@ def test_silence_is_counted_up_to_half_a_ttl_at_a_time_and_suffices_when_it_is_a
     lease = take(Claim(path, ttl_s=8.0))
     fall_silent(lease)
     now = [100.0]
-    with mock.patch.object(leases.time, "monotonic", lambda: now[0]):
-        for gaps, taken in (((0, 3.99, 3.99), False), ((0, 4, 4), True), ((0, 100, 3.9), False), ((0, 4, 3.9, 0.11), True)):
+    with mock.patch.object(leases.time, "monotonic", side_effect=lambda: now[0]):
+        for gaps, taken in (
+            ((0, 3.99, 3.99), False),
+            ((0, 4, 4), True),
+            ((0, 100, 3.9), False),
+            ((0, 4, 3.9, 0.11), True),
+        ):
             claim = Claim(path, ttl_s=2.0)  # the owner's own is longer, and counts
             with mock.patch.object(Claim, "_succeed", return_value="taken"):
                 for gap in gaps:
@@ -314,14 +359,18 @@ def test_silence_is_counted_up_to_half_a_ttl_at_a_time_and_suffices_when_it_is_a
     lease.release()
 
 
-@pytest.mark.parametrize(("fenced", "stopped", "taken"), [(True, True, True), (True, False, False), (False, True, False)])
-def test_who_is_stopped_is_overtaken_only_where_every_step_is_fenced(path: Path, fenced: bool, stopped: bool, taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("fenced", "stopped", "taken"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_who_is_stopped_is_overtaken_only_where_every_step_is_fenced(
+    path: Path, fenced: bool, stopped: bool, taken: bool
+) -> None:
     lease = take(Claim(path, ttl_s=8.0))
     lease._heart.remove(lease)
     now = [0.0]
     with (
-        mock.patch.object(leases.time, "monotonic", lambda: now[0]),
-        mock.patch.object(Owner, "is_stopped", lambda self: stopped),
+        mock.patch.object(leases.time, "monotonic", side_effect=lambda: now[0]),
+        mock.patch.object(Owner, "is_stopped", return_value=stopped),
         mock.patch.object(Claim, "_succeed", return_value="taken"),
     ):
         claim = Claim(path, ttl_s=8.0, fenced=fenced)
@@ -348,10 +397,10 @@ def test_checks_say_what_became_of_the_lease(path: Path) -> None:
     lease = take(Claim(path, ttl_s=5.0))
     lease._heart.remove(lease)
     late = lease._renewed_at
-    with mock.patch.object(leases, "_now", lambda: late + 5.0):
+    with mock.patch.object(leases, "_now", return_value=late + 5.0):
         lease.check()
         assert lease._renewed_at == late
-    with mock.patch.object(leases, "_now", lambda: late + 5.1):
+    with mock.patch.object(leases, "_now", return_value=late + 5.1):
         lease.check()
         assert lease._renewed_at == late + 5.1
     with mock.patch("os.getpid", return_value=1), pytest.raises(LeaseLostError, match="forked"):
@@ -394,7 +443,7 @@ def test_leases_are_renewed_in_the_order_in_which_they_are_due(tmp_path: Path) -
     slow, quick = (mock.Mock(beat_s=beat) for beat in (5.0, 2.0))
     heart._thread = mock.Mock()
     with (
-        mock.patch.object(leases.time, "monotonic", lambda: now[0]),
+        mock.patch.object(leases.time, "monotonic", side_effect=lambda: now[0]),
         mock.patch.object(heart._changed, "wait", lambda seconds: now.__setitem__(0, now[0] + seconds)),
     ):
         heart.add(slow)
@@ -402,9 +451,14 @@ def test_leases_are_renewed_in_the_order_in_which_they_are_due(tmp_path: Path) -
         due = []
         for _ in range(6):
             due.append((heart._next(), now[0]))
-    assert due == [(quick, 2.0), (quick, 4.0), (slow, 5.0), (quick, 6.0), (quick, 8.0), (slow, 10.0)] or due == [
-        (quick, 2.0), (quick, 4.0), (slow, 5.0), (quick, 6.0), (quick, 8.0), (quick, 10.0)
-    ]  # fmt: skip
+    assert due == [
+        (quick, 2.0),
+        (quick, 4.0),
+        (slow, 5.0),
+        (quick, 6.0),
+        (quick, 8.0),
+        (slow, 10.0),
+    ] or due == [(quick, 2.0), (quick, 4.0), (slow, 5.0), (quick, 6.0), (quick, 8.0), (quick, 10.0)]
     heart.remove(slow)
     heart.remove(slow)
     heart.remove(quick)
@@ -415,5 +469,5 @@ def test_leases_are_renewed_in_the_order_in_which_they_are_due(tmp_path: Path) -
 def test_what_cannot_be_looked_at_is_said_with_its_name(path: Path) -> None:
     path.write_text("a file")
     for ask, verb in ((Claim(path).try_take, "take"), (Claim(path).holder, "read")):
-        with pytest.raises(StorageError, match=f"cannot {verb} the lease .*x.lease"):
+        with pytest.raises(StorageError, match=rf"cannot {verb} the lease .*x\.lease"):
             ask()

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kept_values import keep, plain
 
+from kept_values import keep, plain
 from kineto_traces import ADD, GEMM, H2D, LOADER, NCCL, SGEMM, Made, training
 from stoker.recording import Recording
 from stoker.watch.runs import read_recording
@@ -53,21 +53,44 @@ def flat(seed: int) -> Any:
     """JSON lines of somebody's script, some of them odd."""
     draw = random.Random(seed)
     header = {
-        "kind": "header", "format": "stoker-flat-trace/1", "gpu": draw.choice(["NVIDIA H200", ["NVIDIA L40S", "x"]]),
-        "power_limit_w": draw.choice([None, 300, [400, 500]]), "mem_total": draw.choice([None, 8e10]),
-        "cpus": draw.choice([None, 4, "8"]), "ended": draw.choice([None, "exit 1"]), "num_workers": 3,
-        draw.choice(["quota_cores", "cpu_quota"]): draw.choice([None, 1.5, 0]), "label": ["a lie"],
-    }  # fmt: skip
-    parts = {"data_wait": 0.2, "copy": 0.05, "compute": 0.5, "forward": 0.1, "comm": 0.1, "eval": 0.3, "sync": 0.01}
+        "kind": "header",
+        "format": "stoker-flat-trace/1",
+        "gpu": draw.choice(["NVIDIA H200", ["NVIDIA L40S", "x"]]),
+        "power_limit_w": draw.choice([None, 300, [400, 500]]),
+        "mem_total": draw.choice([None, 8e10]),
+        "cpus": draw.choice([None, 4, "8"]),
+        "ended": draw.choice([None, "exit 1"]),
+        "num_workers": 3,
+        draw.choice(["quota_cores", "cpu_quota"]): draw.choice([None, 1.5, 0]),
+        "label": ["a lie"],
+    }
+    parts = {
+        "data_wait": 0.2,
+        "copy": 0.05,
+        "compute": 0.5,
+        "forward": 0.1,
+        "comm": 0.1,
+        "eval": 0.3,
+        "sync": 0.01,
+    }
     chosen = {name: seconds for name, seconds in parts.items() if draw.random() < 0.6}
     begin, lines = draw.choice([0.0, 50.0, 0.5]), []
     for number in range(draw.randint(1, 12)):
         t = begin + number * 1.3 + 1
         total = {"total": draw.choice([0.9, 1.3, "1.1", None])} if draw.random() < 0.7 else {}
         step = {"kind": "step", "t": t, "step": draw.choice([number, number + 5, None]), **chosen, **total}
-        extra = {"bytes": 5e7, "flops": 1e15, "tokens": draw.choice([None, 4096]), "rank": draw.choice([0, 0, 1])}
+        extra = {
+            "bytes": 5e7,
+            "flops": 1e15,
+            "tokens": draw.choice([None, 4096]),
+            "rank": draw.choice([0, 0, 1]),
+        }
         lines.append({**step, **extra, "node": draw.choice(["a", "a", "b"])})
-        card = {"util": draw.choice([90, None, "70", True]), "power_w": 300 + number, "pcie_rx_kbs": 2048.0 * number}
+        card = {
+            "util": draw.choice([90, None, "70", True]),
+            "power_w": 300 + number,
+            "pcie_rx_kbs": 2048.0 * number,
+        }
         where = {draw.choice(["gpu", "index"]): draw.choice([0, 1]), draw.choice(["node", "host"]): "a"}
         lines.append({"kind": "gpu", "t": t + 0.1, **card, **where, "fb_used": draw.choice([1e9, 1e30])})
         cpu = draw.choice([[10, 20.0, 30], 40, [10, None], [5]])
@@ -86,15 +109,30 @@ def folder(seed: int) -> Any:
     with tempfile.TemporaryDirectory() as name:
         where = Path(name)
         ending = {"kind": "crashed", "at": draw.choice([None, 3.5]), "text": "exit 3"}
-        gpus = [{"index": 0, "name": "NVIDIA H200", "power_limit_w": draw.choice([700, 0]), "memory_bytes": 10**11}]
+        gpus = [
+            {
+                "index": 0,
+                "name": "NVIDIA H200",
+                "power_limit_w": draw.choice([700, 0]),
+                "memory_bytes": 10**11,
+            }
+        ]
         watcher(
-            where, ended=draw.choice(["exit 0", "exit 1"]), ended_at=BEGAN + draw.choice([15, 40]), gpus=gpus,
-            quota_cores=draw.choice([None, 1.5]), argv=["train.py"], hz=2, **({"ending": ending} if draw.random() < 0.5 else {}),
-        )  # fmt: skip
+            where,
+            ended=draw.choice(["exit 0", "exit 1"]),
+            ended_at=BEGAN + draw.choice([15, 40]),
+            gpus=gpus,
+            quota_cores=draw.choice([None, 1.5]),
+            argv=["train.py"],
+            hz=2,
+            **({"ending": ending} if draw.random() < 0.5 else {}),
+        )
         if draw.random() < 0.5:
             clock = {"boot": "c", "offset_s": BEGAN + 50}
             facts = {"title": "other", "pid": 4, "cpus": 2, "samples": True, "began": BEGAN + 50, "node": "c"}
-            write_meta(where / "node-c-1.json", {**facts, "clock": clock, "ended": "exit 2", "ended_at": BEGAN + 60})
+            write_meta(
+                where / "node-c-1.json", {**facts, "clock": clock, "ended": "exit 2", "ended_at": BEGAN + 60}
+            )
         for rank in range(draw.randint(1, 3)):
             for turn in range(draw.choice([1, 1, 2])):
                 _process(draw, where, rank, turn)
@@ -111,9 +149,16 @@ def _process(draw: random.Random, where: Path, rank: int, turn: int) -> None:
     boot, late = draw.choice([("b", 0.0), ("c", 50.0)])
     loader = {"num_workers": 2, "prefetch_factor": 2}
     process = Process(
-        where, rank=rank, pid=10 * rank + turn, boot=boot, offset_s=BEGAN + late * draw.choice([1, 0.9]), params=draw.choice([0, 100]),
-        loader=loader, missing=["one thing"], what_if=draw.choice([[], [{"cached": True, "at": 2.0}]]),
-    )  # fmt: skip
+        where,
+        rank=rank,
+        pid=10 * rank + turn,
+        boot=boot,
+        offset_s=BEGAN + late * draw.choice([1, 0.9]),
+        params=draw.choice([0, 100]),
+        loader=loader,
+        missing=["one thing"],
+        what_if=draw.choice([[], [{"cached": True, "at": 2.0}]]),
+    )
     begin = 20.0 * turn * draw.choice([0, 1])
     process.span("startup", begin, begin + 0.5)
     for number in range(draw.choice([0, 3, 9, 80])):
@@ -121,7 +166,13 @@ def _process(draw: random.Random, where: Path, rank: int, turn: int) -> None:
         process.span("data", at, at + 0.05, step=number)
         process.span("data", at + 0.01, at + 0.04, step=number)
         process.span("collective", at + 0.1, at + 0.15 + 0.001 * (number % 3), step=number)
-        process.span(draw.choice(["load.wait", "load.assemble", "load.copy"]), at + 0.05, at + 0.06, step=number, thread=draw.choice([0, 0, 1]))
+        process.span(
+            draw.choice(["load.wait", "load.assemble", "load.copy"]),
+            at + 0.05,
+            at + 0.06,
+            step=number,
+            thread=draw.choice([0, 0, 1]),
+        )
         if draw.random() < 0.3:
             process.spans.write("load.tokens", at + 0.1, at + 0.1, -1, 128 * number, 0)
         process.step(number, at, at + 0.19, tokens=draw.choice([-1, 64]))
@@ -135,17 +186,41 @@ def trace(seed: int) -> Any:
     made = []
     for rank in range(draw.choice([1, 1, 2])):
         one: Made = training(
-            steps=draw.choice([1, 2, 6]), kernels=draw.choice([3, 20]), kernel_us=draw.choice([4.0, 100.0]),
-            launch_us=draw.choice([6.0, 400.0]), data_us=draw.choice([0.0, 4000.0]), reduce_us=draw.choice([0.0, 700.0]),
-            sync=draw.random() < 0.5, name=draw.choice([GEMM, SGEMM, ADD]), rank=rank, world=draw.choice([2, 4]),
+            steps=draw.choice([1, 2, 6]),
+            kernels=draw.choice([3, 20]),
+            kernel_us=draw.choice([4.0, 100.0]),
+            launch_us=draw.choice([6.0, 400.0]),
+            data_us=draw.choice([0.0, 4000.0]),
+            reduce_us=draw.choice([0.0, 700.0]),
+            sync=draw.random() < 0.5,
+            name=draw.choice([GEMM, SGEMM, ADD]),
+            rank=rank,
+            world=draw.choice([2, 4]),
             origin=draw.choice([1.7e15, 1.7e15 + 2000 * rank, 5e12 * (rank + 1)]),
-        )  # fmt: skip
+        )
         for _ in range(12):
             at = draw.uniform(0, 6000)
-            one.kernel(draw.choice([H2D, NCCL, "Memcpy DtoH", "Memset", ADD]), at + 10, draw.uniform(1, 300), at=at, bytes=4096)
+            one.kernel(
+                draw.choice([H2D, NCCL, "Memcpy DtoH", "Memset", ADD]),
+                at + 10,
+                draw.uniform(1, 300),
+                at=at,
+                bytes=4096,
+            )
             kind = draw.choice(["user_annotation", "python_function", "cpu_op", "cuda_runtime"])
-            named = draw.choice([LOADER, "Optimizer.step#SGD.step", "save_checkpoint", "train.py(31): get_batch", "validate",
-                                 "/usr/lib/python3.11/random.py(5): shuffle", "cudaDeviceSynchronize", "cudaMemcpyAsync", "gloo:all_reduce"])  # fmt: skip
+            named = draw.choice(
+                [
+                    LOADER,
+                    "Optimizer.step#SGD.step",
+                    "save_checkpoint",
+                    "train.py(31): get_batch",
+                    "validate",
+                    "/usr/lib/python3.11/random.py(5): shuffle",
+                    "cudaDeviceSynchronize",
+                    "cudaMemcpyAsync",
+                    "gloo:all_reduce",
+                ]
+            )
             one.host(named, at, draw.choice([10.0, 499.0, 500.0, 2500.0]), cat=kind)
         if draw.random() < 0.3:  # without the profiler's own steps
             one.events = [event for event in one.events if not str(event["name"]).startswith("ProfilerStep")]
@@ -179,7 +254,11 @@ def _steps(rng: np.random.Generator) -> Recording:
             t += took
             lines.append({"kind": "step", "t": t, "step": number, "total": took})
         windows = [{"cached": bool(n % 2), "at": n * t / 4} for n in range(int(rng.integers(0, 5)))]
-        header = {"kind": "header", "what_if": windows, "loader": {"num_workers": int(rng.integers(0, 3)), "prefetch_factor": 2}}
+        header = {
+            "kind": "header",
+            "what_if": windows,
+            "loader": {"num_workers": int(rng.integers(0, 3)), "prefetch_factor": 2},
+        }
         path.write_text("\n".join(json.dumps(one) for one in [header, *lines]) + "\n")
         return read_flat(path)
 

@@ -6,13 +6,16 @@ import json
 
 import pytest
 from kept_recordings import FLAT, FOLDERS, KEPT, TRACES, flat, folder, trace, what_ifs
+
 from kept_values import alike, kept
 
 RECORDINGS = kept(KEPT / "recordings.json")
 DRAWN = [("flat", flat, FLAT), ("folder", folder, FOLDERS), ("trace", trace, TRACES)]
 
 
-@pytest.mark.parametrize(("kind", "read", "seed"), [(k, read, seed) for k, read, n in DRAWN for seed in range(n)])
+@pytest.mark.parametrize(
+    ("kind", "read", "seed"), [(k, read, seed) for k, read, n in DRAWN for seed in range(n)]
+)
 def test_what_was_drawn_is_read_as_it_was(kind, read, seed) -> None:
     found, was = json.loads(json.dumps(read(seed))), RECORDINGS[f"{kind} {seed}"]
     assert found.keys() == was.keys()

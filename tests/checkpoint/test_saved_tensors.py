@@ -1,4 +1,4 @@
-"""What a checkpoint holds by name, and its tensors read into others: against the arrays they were cut from."""
+"""What a checkpoint holds by name, and its tensors read into others: as the arrays they were cut from."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ def test_a_rank_sees_its_own_version_if_there_are_as_many(rank: int, size: int, 
         assert saved.apart == {("m", "v"): "m@0.v, m@1.v"}
         assert saved.note_apart(("m", "v"), noted)
         assert noted.apart == [
-            "m.v was not the same on all ranks when it was saved, and there were 2 of them: the checkpoint has "
-            "m@0.v, m@1.v"
+            "m.v was not the same on all ranks when it was saved, and there were 2 of them: "
+            "the checkpoint has m@0.v, m@1.v"
         ]
         assert "m.v" not in saved.pieces
     else:

@@ -241,8 +241,8 @@ def asked() -> dict[str, str]:
                 found[f"{name} {value!r}"] = f"= {getattr(made, name)!r}"
             except StokerError as error:
                 found[f"{name} {value!r}"] = f"{error.message} / {error.hint}"
-            except TypeError as error:
-                found[f"{name} {value!r}"] = f"TypeError {error}"
+            except TypeError:
+                found[f"{name} {value!r}"] = "TypeError"
     return found
 
 

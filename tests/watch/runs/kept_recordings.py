@@ -8,8 +8,10 @@ column the length, the ends and two sums are kept: the second tells orders apart
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import re
 import sys
 import tempfile
 from dataclasses import fields, is_dataclass
@@ -20,12 +22,14 @@ import numpy as np
 
 from kept_values import keep, plain
 from kineto_traces import ADD, GEMM, H2D, LOADER, NCCL, SGEMM, Made, training
+from stoker.errors import StokerError
 from stoker.recording import Recording
 from stoker.watch.runs import read_recording
 from stoker.watch.runs.batches import Timed, split, timed
 from stoker.watch.runs.ceiling import ceiling
 from stoker.watch.runs.files import Rows, write_meta
 from stoker.watch.runs.flat import read_flat
+from stoker.watch.runs.traceevents import is_trace
 
 sys.path.append(str(Path(__file__).parent))
 from test_runs import BEGAN, Process, watcher
@@ -232,6 +236,107 @@ def trace(seed: int) -> Any:
         return {**read, "title": ""}
 
 
+def odd() -> Any:
+    """What is no recording, or hardly one: whether it looks like a trace, and what is said of it."""
+    event = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": ADD,
+        "ts": 5.0,
+        "dur": 2.0,
+        "args": {"device": 1, "correlation": 3},
+    }
+    whole = json.dumps(
+        {"schemaVersion": 1, "traceEvents": [event, {**event, "ts": 9.0}], "baseTimeNanoseconds": 10**9}
+    )
+    texts = [
+        "",
+        " ",
+        "[",
+        "[]",
+        "[1]",
+        "{",
+        "{}",
+        "null",
+        "[{",
+        '[{"ph": "X"}]',
+        whole,
+        " \n" + whole,
+        "\ufeff" + whole,
+        '{"schemaVersion": 1',
+        '{"traceEvents": {}}',
+        '{"traceEvents": [',
+        '{"traceEvents": [1 2]}',
+        '{"a" 1}',
+        "{1: 2}",
+        '{"traceEvents": [], "a": 12',
+        '{"kind": "step", "t": 1}',
+        '{"kind": "step", "t": 1}\n[]\n7\n',
+        '{"kind": "gpu"}',
+        '{"kind": "header", "format": 5}\n{"kind": "step", "t": 1}',
+        '{"kind": "header", "format": null}\n{"kind": "host", "t": 0.5}',
+        '{"kind": "step", "t": 1e9}',
+        '{"kind": "step", "t": 999999999, "total": 1}',
+        '{"kind": "step", "t": -3, "total": 1}',
+        '{"kind": "step", "t": "2"}',
+        '{"kind": "step", "t": 1}\nx\n{"kind": "step", "t": 2}',
+        '{"kind": "step", "t": 1}\nx',
+        *(json.dumps({"traceEvents": [{**event, **change}, event]}) for change in _CHANGES),
+        *(whole[:cut] for cut in range(0, len(whole), 23)),
+    ]
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        for text in texts:
+            for file in ("a.json", "a.jsonl", "a.json.gz", "a.txt"):
+                path = Path(name) / file
+                path.write_bytes(
+                    gzip.compress(text.encode(), mtime=0) if file.endswith("gz") else text.encode()
+                )
+                try:
+                    said = columns(read_recording(path))
+                except StokerError as error:
+                    said = re.sub(
+                        r"(is not JSON|cannot be read): .*", r"\1", f"{error.message} / {error.hint}"
+                    )
+                found.append([text[:60], file, is_trace(path), said])
+                path.write_bytes(path.read_bytes()[:-5])
+                found[-1].append(is_trace(path))
+    return json.loads(json.dumps(found).replace(name, ""))
+
+
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"ts": 1e18},
+    {"ts": -1e18},
+    {"ts": 9e17},
+    {"dur": 1e15},
+    {"dur": 0},
+    {"dur": -1},
+    {"dur": "3"},
+    {"ts": True},
+    {"cat": "gpu_memset"},
+    {"cat": "Memcpy"},
+    {"cat": None},
+    {"ph": "B"},
+    {"name": 5},
+    {"args": 5},
+    {"name": "ncclKernel_x"},
+    {"name": "NCCLDevKernel"},
+    {"name": "Memset (Device)"},
+    {"name": "Memcpy HtoD"},
+    {"name": "CopyHostToDevice"},
+    {"name": "Memcpy DtoH"},
+    {"name": "dma"},
+    {"cat": "gpu_memcpy"},
+    {"args": {"device": 1 << 17}},
+    {"args": {"bytes": 2**62, "correlation": "x"}},
+    {"args": {}},
+    {"cat": "cpu_op"},
+    {"cat": "cpu_op", "tid": [1]},
+    {"cat": "python_function", "dur": 500.0},
+    {"cat": "python_function", "dur": 499.9},
+)
+
+
 def what_ifs() -> Any:
     """Ceilings and fits of drawn step times."""
     found = []
@@ -267,7 +372,7 @@ def rows() -> dict[str, Any]:
     found = {f"flat {seed}": flat(seed) for seed in range(FLAT)}
     found |= {f"folder {seed}": folder(seed) for seed in range(FOLDERS)}
     found |= {f"trace {seed}": trace(seed) for seed in range(TRACES)}
-    return {**found, "what ifs": what_ifs()}
+    return {**found, "what ifs": what_ifs(), "odd": odd()}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from kept_recordings import FLAT, FOLDERS, KEPT, TRACES, flat, folder, trace, what_ifs
+from kept_recordings import FLAT, FOLDERS, KEPT, TRACES, flat, folder, odd, trace, what_ifs
 
 from kept_values import alike, kept
 
@@ -25,3 +25,8 @@ def test_what_was_drawn_is_read_as_it_was(kind, read, seed) -> None:
 
 def test_ceilings_and_fits_of_drawn_steps_are_what_they_were() -> None:
     assert alike(RECORDINGS["what ifs"], json.loads(json.dumps(what_ifs())))
+
+
+def test_what_is_hardly_a_recording_is_answered_as_it_was() -> None:
+    for found, was in zip(odd(), RECORDINGS["odd"], strict=True):
+        assert alike(was, found), f"{found}\nwas {was}"

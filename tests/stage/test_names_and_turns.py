@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from stoker.stage.plan import (
     safe_parts,
     units_of,
 )
-from stoker.stage.preload import OnDisk, PageCache, make_preload
+from stoker.stage.preload import OnDisk, PageCache, make_preload, shm_folder
 
 MIB = 1 << 20
 
@@ -236,3 +237,7 @@ def test_a_file_is_read_where_it_lies(kind: str, made: type, tmp_path: Path) -> 
     (tmp_path / "x" / "f0").write_bytes(b"12345")
     assert preload.path(unit, "f0", root=tmp_path) == tmp_path / "x" / "f0"
     preload.close()
+
+
+def test_each_user_has_a_folder_in_shared_memory() -> None:
+    assert shm_folder() == Path(f"/dev/shm/stoker-cache-{os.getuid()}")

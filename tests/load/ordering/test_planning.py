@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.load.ordering import plan
 from stoker.load.ordering.blend import dealing_of, make_blend
 from stoker.load.ordering.cut import Cut
+from stoker.load.ordering.find import positions_of
 from stoker.load.ordering.order import Order
 from stoker.load.ordering.packing import pack_best_fit
 from stoker.load.ordering.plan import BestFitPlanner, Cursor, EpochsPlanner, FixedPlanner, Sorted
@@ -371,3 +372,20 @@ def test_layouts_that_are_not_blended_leave_out_their_own():
     assert of_layout(both, None) == both
     assert [one.samples for one in of_layout(both, 1)] == [frozenset({(1, 5)})]
     assert [one.samples for one in of_layout(both, 2)] == [frozenset()]
+
+
+@given(size=st.integers(2, 120), start=st.integers(0, 30), step=st.integers(1, 9), epoch=st.integers(0, 2))
+def test_rows_of_a_blend_that_are_far_apart_are_drawn_as_in_the_whole(size, start, step, epoch):
+    orders = tuple(Order(samples=n, chunk=4) for n in (size, size // 2 + 1))
+    blend = make_blend(orders, dealing_of((2.0, 1.0)))
+    whole = named(blend.draw(range(blend.positions), epoch=epoch))
+    assert named(blend.draw(range(start, blend.positions, step), epoch=epoch)) == whole[start::step]
+
+
+@pytest.mark.parametrize("stretch", [19, 37])
+def test_every_sample_is_found_also_where_a_pool_is_dealt_in_hands_that_are_not_full(stretch):
+    order = Order(samples=8 * 50, chunk=1, stretch=stretch, cut=Cut(lanes=8), seed=3)
+    whole = Elastic(order, order.cut)
+    drawn = whole.draw(range(order.samples), epoch=1).sample.tolist()
+    assert sorted(drawn) == list(range(order.samples))
+    assert [positions_of(whole, 0, sample, epoch=1) for sample in drawn] == [[at] for at in range(len(drawn))]

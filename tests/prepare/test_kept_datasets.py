@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kept_datasets import COMMANDS, KEPT, PLANS, adopted, dataset, planned
+from kept_datasets import COMMANDS, KEPT, PLANS, RECORD, adopted, dataset, planned
 
 from kept_values import alike, kept
 from stoker.errors import UsageError
@@ -24,7 +24,9 @@ from stoker.prepare.neardup import (
     shingle_sets,
     similarity,
 )
+from stoker.prepare.plan import Options, make_plan
 from stoker.prepare.shuffle import DOCUMENT, Cells
+from stoker.prepare.sources.documents import Source
 from stoker.prepare.spill import Marks
 
 PLANNED, DATASETS = kept(KEPT / "plans.json"), kept(KEPT / "datasets.json")
@@ -182,3 +184,19 @@ def test_marks_stand_before_and_after_every_document(documents, before, after) -
     joined = marks.joined([memoryview(one) for one in documents], np.dtype(np.uint8))
     assert joined == b"".join(bytes(before) + one + bytes(after) for one in documents)
     assert marks.count == len(before) + len(after)
+
+
+@given(total=st.integers(1, 1 << 38), shard=st.integers(1 << 20, 1 << 32), straight=st.booleans())
+def test_splits_are_as_large_as_two_shards_or_fewer_where_all_can_share_them(
+    total: int, shard: int, straight: bool
+) -> None:
+    source = Source(url="/a", kind="jsonl", bytes=total, units=total)
+    options = Options(sources=("a",), out="/o", shard_bytes=shard, shuffle=not straight, dedup=not straight)
+    plan = make_plan(options, [source], RECORD, "huggingface")
+    mib = 1 << 20
+    most = (
+        max(32 * mib, min(2 * shard, total // 8)) if straight else max(4 * mib, min(256 * mib, total // 64))
+    )
+    sizes = [sum(piece.stop - piece.start for piece in split) for split in plan.splits]
+    assert sum(sizes) == total
+    assert len(sizes) == max(1, round(total / most))

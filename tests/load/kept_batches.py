@@ -28,7 +28,7 @@ from stoker.load.recall import options_of_state
 from stoker.load.state import _digest
 
 KEPT = Path(__file__).parent / "kept"
-DRAWN = 28
+DRAWN = 18
 _LENGTHS = [[random.Random(7).randint(1, 90) for _ in range(count)] for count in (60, 37, 1, 80, 40)]
 
 

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_datasets import COMMANDS, KEPT, PLANS, RECORD, adopted, dataset, planned
 
@@ -186,6 +186,7 @@ def test_marks_stand_before_and_after_every_document(documents, before, after) -
     assert marks.count == len(before) + len(after)
 
 
+@settings(max_examples=25)
 @given(total=st.integers(1, 1 << 38), shard=st.integers(1 << 20, 1 << 32), straight=st.booleans())
 def test_splits_are_as_large_as_two_shards_or_fewer_where_all_can_share_them(
     total: int, shard: int, straight: bool

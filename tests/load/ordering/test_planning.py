@@ -207,7 +207,7 @@ def packed_epoch(order, epoch, *, room, seed):
     return rows, cursors
 
 
-@settings(max_examples=25)
+@settings(max_examples=18)
 @given(
     samples=st.integers(1, 150),
     share=SHARES,
@@ -282,7 +282,7 @@ def closed(names, left, epoch):
 
 
 @pytest.mark.parametrize("kind", ["plain", "sorted", "blend"])
-@settings(max_examples=25)
+@settings(max_examples=18)
 @given(size=st.integers(2, 120), share=SHARES, groups=GROUPS, epoch=st.integers(0, 3), data=st.data())
 def test_what_is_left_out_does_not_come_and_the_last_take_its_places(kind, size, share, groups, epoch, data):
     world, batch = share

@@ -282,7 +282,7 @@ def odd() -> Any:
         '{"kind": "step", "t": 1}\nx\n{"kind": "step", "t": 2}',
         '{"kind": "step", "t": 1}\nx',
         *(json.dumps({"traceEvents": [{**event, **change}, event]}) for change in _CHANGES),
-        *(whole[:cut] for cut in range(0, len(whole), 23)),
+        *(whole[:cut] for cut in range(0, len(whole), 61)),
     ]
     found = []
     with tempfile.TemporaryDirectory() as name:

@@ -32,7 +32,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kept_runs import keep
-from stage import CASES, FAST, HERE, LABELS, Servers, check, find, make_objects, median, s5cmd, stoker, timed
+from stage import (
+    CASES,
+    FAST,
+    HERE,
+    LABELS,
+    Servers,
+    check,
+    find,
+    make_objects,
+    median,
+    s5cmd,
+    stoker,
+    timed,
+    write_bytecode,
+)
 
 sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "integration")]
 import far_store  # noqa: E402 - the servers that the tests use
@@ -71,6 +85,7 @@ def main() -> None:
 def measure(scratch: Path, options: argparse.Namespace) -> dict:
     cases, runs = options.cases.split(","), dict[str, list[dict]]()
     root = scratch / "root"
+    write_bytecode()
     (root / "bucket").mkdir(parents=True)
     for case in cases:
         make_objects(root, case, options.scale)

@@ -9,6 +9,7 @@ that were kept, with the lowest and highest of them in brackets; verdicts are th
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 import sys
@@ -216,27 +217,34 @@ def feed_remote() -> str:
     """When training begins on a dataset in a slow store, and what an epoch of it fetches."""
     if not runs("feed_remote"):
         return _not_measured("feed_remote")
-    size, rate = newest("feed_remote")["megabytes"], newest("feed_remote")["rate"].upper()
+    rate = newest("feed_remote")["rate"].upper()
     columns = (
         "first batch | after so much of the bytes | bytes of an epoch | epoch | batches/s once all is here"
     )
-    rows = [f"| {size:,} MB, full shuffle, {rate}B/s a connection | {columns} |", "|---|---|---|---|---|---|"]
-    for name in sorted(_keys("feed_remote", "loaders"), key=lambda name: not name.startswith("stoker")):
-        if not _fed(name, "epoch_warm_batches_s").count:  # it failed, or did not come to its end
+    rows = [f"| full shuffle, {rate}B/s a connection | {columns} |", "|---|---|---|---|---|---|"]
+    names = sorted(_keys("feed_remote", "loaders"), key=lambda name: not name.startswith("stoker"))
+    for size, name in itertools.product(sorted({run["megabytes"] for run in runs("feed_remote")}), names):
+        if not _fed(name, "epoch_warm_batches_s", size).count:  # it failed, or did not come to its end
             continue
         label = {"stoker": "**stoker**", "stoker, staged first": "**stoker**, staged first"}.get(name, name)
         first, share = (
-            _fed(name, "first_first_s").said(".1f", unit=" s"),
-            _fed(name, "first_share").said(".1%"),
+            _fed(name, "first_first_s", size).said(".1f", unit=" s"),
+            _fed(name, "first_share", size).said(".1%"),
         )
-        whole, epoch = _fed(name, "epoch_share").said(), _fed(name, "epoch_epoch_s").said(".0f", unit=" s")
-        warm = _fed(name, "epoch_warm_batches_s").said(",.0f")
-        rows.append(f"| {label} | {first} | {share} | {whole}× | {epoch} | {warm} |")
+        whole = _fed(name, "epoch_share", size).said()
+        epoch = _fed(name, "epoch_epoch_s", size).said(".0f", unit=" s")
+        warm = _fed(name, "epoch_warm_batches_s", size).said(",.0f")
+        rows.append(f"| {label}, {size:,} MB | {first} | {share} | {whole}× | {epoch} | {warm} |")
     return "\n".join(rows) + "\n" + _over("feed_remote")
 
 
-def _fed(name: str, figure: str) -> Spread:
-    return Spread.of("feed_remote", lambda run: run["loaders"][name]["medians"][figure])
+def _fed(name: str, figure: str, size: int) -> Spread:
+    """Of the runs over so many megabytes."""
+
+    def pick(run: dict) -> float:
+        return {run["megabytes"]: run["loaders"]}[size][name]["medians"][figure]
+
+    return Spread.of("feed_remote", pick)
 
 
 _STAGERS = {

@@ -12,6 +12,7 @@ import sysconfig
 import threading
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,6 +76,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _WHOLE_PROCESSES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
+    _long_files_first(items)
+
+
+def _long_files_first(items: list[pytest.Item]) -> None:
+    """Workers take a file at a time, and end together if the last ones are quick. A file stays together."""
+    marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
+    long = Counter(item.path for item, has in marks.items() if "integration" in has and "slow" not in has)
+    items.sort(key=lambda item: -long[item.path])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was run again (CI does so): a race that is only named cannot be mended."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"at first {report.nodeid}", sep="_")
+        terminalreporter.line("\n".join(report.longreprtext.splitlines()[-40:]))
 
 
 # --- leaks ----------------------------------------------------------------------------------------
@@ -146,6 +162,7 @@ _BROUGHT_BY = {
     **dict.fromkeys(("setpriv", "unshare", "prlimit"), "apt-get install util-linux"),
     **dict.fromkeys(("gcc", "cc"), "apt-get install gcc"),
     "nginx": "apt-get install nginx-light",
+    "ffmpeg": "apt-get install ffmpeg",
     "openssl": "apt-get install openssl",
     "zstd": "apt-get install zstd",
     "ganesha.nfsd": "apt-get install nfs-ganesha nfs-ganesha-vfs",

@@ -2,7 +2,7 @@
 # Installs the Debian packages that integration tests talk to, where we may.
 # Usage: install-debian.sh [PACKAGE...]
 set -eu
-packages="${*:-slurm-wlm munge openmpi-bin nginx-light openssl nfs-ganesha nfs-ganesha-vfs user-mode-linux iproute2 prometheus chromium-headless-shell}"
+packages="${*:-slurm-wlm munge openmpi-bin nginx-light openssl nfs-ganesha nfs-ganesha-vfs user-mode-linux iproute2 prometheus ffmpeg chromium-headless-shell}"
 missing=""
 for package in $packages; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 import stoker
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+@pytest.mark.long
 def test_the_reference_is_what_commands_signatures_and_checks_say() -> None:
     made = subprocess.run(
         [sys.executable, ROOT / "docs" / "reference" / "make.py", "--check"], capture_output=True, text=True

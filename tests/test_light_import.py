@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HEAVY = {
     "PIL", "awkward", "backports", "datasets", "fastokens", "gigatoken", "huggingface_hub", "megatron",
     "numpy", "obstore", "orjson", "pandas", "pyarrow", "ray", "rich", "tiktoken", "tokenizers", "torch",
-    "webdataset", "xxhash", "yaml",
+    "torchcodec", "webdataset", "xxhash", "yaml",
 }  # fmt: skip
 
 HELP = "import sys; from stoker.cli import main; sys.argv = ['stoker', *sys.argv[1:]]; main()"

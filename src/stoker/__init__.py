@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from stoker.feeder import Feeder, feed
     from stoker.findings import Finding
     from stoker.load.loader import Loader
+    from stoker.load.media.av.audio import Audio
+    from stoker.load.media.av.video import Video
     from stoker.load.media.image import Image
     from stoker.load.ordering.schedule import Mixture
     from stoker.manifest import Manifest, read_manifest
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audio",
     "Cache",
     "Checkpointer",
     "Feeder",
@@ -36,6 +39,7 @@ __all__ = [
     "Manifest",
     "Mixture",
     "StokerError",
+    "Video",
     "World",
     "__version__",
     "apply",
@@ -49,6 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Audio": "stoker.load.media.av.audio",
     "Cache": "stoker.stage.cache",
     "Checkpointer": "stoker.checkpoint.checkpointer",
     "Feeder": "stoker.feeder",
@@ -58,6 +63,7 @@ _HOMES = {
     "Manifest": "stoker.manifest",
     "Mixture": "stoker.load.ordering.schedule",
     "StokerError": "stoker.errors",
+    "Video": "stoker.load.media.av.video",
     "World": "stoker.world",
     "apply": "stoker.watch.inside.knobs",
     "attach": "stoker.watch.inside.loaders",

@@ -82,7 +82,7 @@ class Feeder:
         self._copier = None if on_device else Copier(device_of_feeder)
         # images cross as bytes, and what was asked for is made of them on the stream that uses them
         self._present = (
-            presenter(self.loader.options) if self._copier and self.loader.options.images else None
+            presenter(self.loader.options) if self._copier and self.loader.options.pixels else None
         )
         self._state: dict[str, Any] | None = None
         self._began = False

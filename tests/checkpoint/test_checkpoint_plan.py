@@ -218,6 +218,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(values)
 def test_a_plain_value_comes_back_as_it_was(value: object) -> None:

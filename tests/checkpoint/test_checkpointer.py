@@ -140,6 +140,7 @@ def test_memory_is_ready_before_the_first_save(open_checkpointer) -> None:
         assert checkpointer.report().host_bytes == held >= 12_000_000
 
 
+@pytest.mark.long
 def test_waves_hold_no_more_than_allowed(same, open_checkpointer) -> None:
     state = {f"w{at}": torch.randn(300, 700) for at in range(9)}
     state["odd"] = torch.randn(31, 77).t()  # not contiguous

@@ -79,6 +79,7 @@ WAYS = [flip, flip, flip, hole, truncate, lengthen, lose, take_the_others, swap_
 FILES = ["part-00000.bin", "part-00000.bin", "part-00000.json", "checkpoint.json"]
 
 
+@pytest.mark.long
 def test_every_damage_is_noticed(run_folder: Path, tmp_path: Path) -> None:
     chance = random.Random(1)
     older, newer = sorted(run_folder.iterdir())

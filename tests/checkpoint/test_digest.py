@@ -27,6 +27,7 @@ def on_a_card(some: list[torch.Tensor]) -> list[int]:
     return [int(card_digest(one)) for one in some]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("digest", [digests, on_a_card])
 def test_one_bit_or_another_order_makes_another_digest(digest) -> None:

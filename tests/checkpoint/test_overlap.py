@@ -237,6 +237,7 @@ class Foreign:
         self.mean.add_(1)
 
 
+@pytest.mark.long
 def test_what_nobody_hooks_is_never_copied_behind(open_checkpointer) -> None:
     model = torch.nn.Linear(3000, 500, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -283,6 +284,7 @@ def test_two_savers_may_overlap_with_one_optimizer(open_checkpointer, tmp_path) 
         assert torch.equal(again.weight, model.weight)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what it imports to compile
 def test_a_compiled_step_waits_for_the_copy_and_is_not_compiled_again_for_it(open_checkpointer) -> None:
     job, compiled, seen = Plain(), CompileCounter(), []

@@ -59,6 +59,7 @@ GIVEN = st.lists(st.sampled_from(sorted(FIELDS)), max_size=3, unique=True).flatm
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(given=GIVEN)
 def test_any_deployment_is_refused_or_says_what_was_asked(given: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ MANY = re.compile(
 )
 
 
+@pytest.mark.long
 def test_nothing_is_said_to_be_many_that_may_be_one() -> None:
     """A number in an f-string before a plural: `counted` says both."""
     never_one = {"agree.py", "board.py", "scene.py", "environment.py", "gpu.py", "sections.py"}

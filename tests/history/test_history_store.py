@@ -150,6 +150,7 @@ texts = st.text(max_size=20)
 numbers = st.floats(-1e149, 1e149)
 
 
+@pytest.mark.long
 @given(title=texts, name=st.text(min_size=1, max_size=20), value=numbers, command=st.lists(texts, max_size=4))
 def test_what_is_written_is_what_is_read(
     tmp_path_factory: pytest.TempPathFactory, title: str, name: str, value: float, command: list[str]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from clusters import wait_until
+from rank_notes import losses
 from s3_server import free_ports
 from slurm_cluster import SlurmCluster, slurm_cluster
 
@@ -86,11 +87,6 @@ def submit(cluster: SlurmCluster, folder: Path, corpus: Path, *options: str) -> 
         timeout=20,
     )
     return done.stdout.strip()
-
-
-def losses(folder: Path, rank: int) -> list[str]:
-    path = folder / f"losses-{rank}"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import stoker
 from stoker.prepare.check import verify_dataset
 
 if TYPE_CHECKING:
@@ -109,3 +112,51 @@ def test_a_bucket_gives_and_takes_the_same_samples(
     assert "120 image files in 2 class folders" in ran.stderr
     tars = {name: data for name, data in undisturbed[0].items() if name.endswith((".tar", ".npz"))}
     assert {path.name: path.read_bytes() for path in (bucket / "set").iterdir() if path.name in tars} == tars
+
+
+@pytest.mark.usefixtures("credentials")
+def test_images_and_tokens_of_captions_come_out_of_a_bucket_as_from_here(
+    bucket: Path, tmp_path: Path, run_stoker: Any, tokenizer_path: Path
+) -> None:
+    folder = tmp_path / "captioned"
+    folder.mkdir()
+    for number in range(24):
+        noise = np.random.default_rng(number).integers(0, 255, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{number}.jpg")
+        (folder / f"{number}.txt").write_text(f"picture number {number}")
+    out = tmp_path / "out"
+    ran = run_stoker("prepare", folder, "--tokenizer", tokenizer_path, "--workers", 1, "--zstd", "--out", out)
+    assert ran.rc == 0, ran.stderr
+    assert list(out.glob("*.tar.zst"))
+    shutil.copytree(out, bucket / "set")
+
+    def fed(where: object, *, rank: int = 0, size: int = 1) -> Any:
+        world = stoker.World(rank=rank, size=size)
+        image = stoker.Image(size=16)
+        return stoker.feed(
+            where, batch_size=2, image=image, lanes=6, device="cpu", world=world, cache=tmp_path / "near"
+        )
+
+    near = _seen(fed(out))
+    assert len(near) == 24
+    assert all(json.loads(ids) for _, ids in near.values())
+    with fed("s3://bucket/set") as first:
+        batches = iter(first)
+        begun = {text for _ in range(3) for text in next(batches)["txt"]}
+        state = first.state_dict()
+    rest = [fed("s3://bucket/set", rank=rank, size=3) for rank in range(3)]
+    for one in rest:
+        one.load_state_dict(state)
+    found = _seen(*rest)
+    assert found == {text: one for text, one in near.items() if text not in begun}
+
+
+def _seen(*feeds: Any) -> dict[bytes, tuple[bytes, bytes]]:
+    """The pixels and the tokens of each caption."""
+    found = {}
+    for feed in feeds:
+        with feed:
+            for batch in feed:
+                rows = zip(batch["txt"], batch["image"], batch["token_ids.json"], strict=True)
+                found.update({text: (image.numpy().tobytes(), ids) for text, image, ids in rows})
+    return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from small_datasets import make_tokens
@@ -12,8 +13,8 @@ from small_datasets import make_tokens
 import stoker
 from stoker.errors import CacheFullError
 from stoker.stage import fetch
-from stoker.stage.foresight import fetched_bytes
-from stoker.stage.plan import FIRST
+from stoker.stage.foresight import NEVER, Foresight, fetched_bytes
+from stoker.stage.plan import FIRST, Unit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,27 +43,51 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
+@pytest.fixture
+def fetched_for_the_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each unit that was brought for a read that was foreseen: at its end a loader reads on into the next
+    epoch, as far as threads have come by then."""
+    counted: list[int] = []
+    reader = threading.local()
+    used, bring = Foresight.used, fetch.Fetcher.bring
+
+    def using(self: Foresight, key: str) -> None:
+        reader.is_in_the_next = self.next_use(key) == NEVER
+        used(self, key)
+
+    def bringing(self: fetch.Fetcher, unit: Unit, **how: Any) -> None:
+        was_here = self.shelf.holds(unit)
+        bring(self, unit, **how)
+        if not was_here and not getattr(reader, "is_in_the_next", False):
+            counted.append(unit.bytes)
+
+    monkeypatch.setattr(Foresight, "used", using)
+    monkeypatch.setattr(fetch.Fetcher, "bring", bringing)
+    return counted
+
+
 def shard_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.bin"))
 
 
-# Beside other tests 1.13 was seen once, and not explained; alone it kept to 1.1 each time.
-@pytest.mark.flaky(reruns=5, reruns_delay=2)
+@pytest.mark.parametrize("readers", [0, 1])
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
 def test_an_epoch_fetches_the_least_that_its_order_allows(
-    share: float, large: Path, tmp_path: Path, fetched: list[int]
+    share: float, readers: int, large: Path, tmp_path: Path, fetched_for_the_epoch: list[int]
 ) -> None:
+    """Also with one reader, who does not find others waiting for the same file."""
     budget = int(shard_bytes(large) * share)
     with warnings.catch_warnings(), stoker.Cache(tmp_path / "c", budget=budget, refetch=1000) as cache:
         warnings.simplefilter("ignore")
         near = cache.at(str(large))
-        with stoker.feed(near, **OPTIONS) as feeder, stoker.feed(large, **OPTIONS) as plain:
+        with stoker.feed(near, readers=readers, **OPTIONS) as feeder, stoker.feed(large, **OPTIONS) as plain:
             near.prefetch(feeder.loader.files_in_order())
             for mine, theirs in zip(feeder, plain, strict=True):
                 assert (mine["input_ids"] == theirs["input_ids"]).all()
         sizes = {unit.key: unit.bytes for unit in near.units}
         least = fetched_bytes(near.foresight.uses, sizes, budget=budget)
-    assert sum(fetched) <= 1.1 * least
+    print(f"fetched over the least: {sum(fetched_for_the_epoch) / least:.3f}")
+    assert sum(fetched_for_the_epoch) <= 1.1 * least
 
 
 def test_what_would_thrash_is_refused_and_says_how_much(large: Path, tmp_path: Path) -> None:

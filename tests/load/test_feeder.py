@@ -127,6 +127,7 @@ def test_a_device_may_be_torchs_own(corpus):
         assert next(iter(feeder))["input_ids"].device == torch.device("cpu")
 
 
+@pytest.mark.long
 def test_a_dropped_feeder_lets_go_of_its_cache(corpus, tmp_path):
     feeder = stoker.feed(corpus, cache=tmp_path / "cache", **feeding.options())
     next(iter(feeder))

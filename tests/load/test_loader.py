@@ -137,6 +137,7 @@ def test_epochs_advance_by_themselves_and_differ(corpus):
         assert loader.epoch == 2
 
 
+@pytest.mark.long
 def test_chunks_too_large_for_the_budget_are_read_sample_by_sample(tmp_path):
     folder = make_tokens(tmp_path / "big", [[5000] * 400])
     options = {"chunk_bytes": 1 << 20, "seq_len": 512}
@@ -149,6 +150,7 @@ def test_chunks_too_large_for_the_budget_are_read_sample_by_sample(tmp_path):
         assert first_tokens(small) == first_tokens(large)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:. ranks cannot share")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -672,6 +674,7 @@ def test_a_buffer_that_is_left_over_for_long_is_given_back():
     assert len(buffers) == 2
 
 
+@pytest.mark.long
 def test_a_forgotten_loader_ends_its_threads(corpus):
     loader = load(corpus)
     next(iter(loader))
@@ -724,6 +727,7 @@ def test_a_chunk_that_ends_early_counts_for_what_it_holds(tmp_path, shuffle):
         assert loader.report().samples_read == 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["", "cpu"])
 def test_a_group_of_more_chunks_than_there_is_room_for_makes_room(tmp_path, device):
     """Chunks of one sample: every row of a batch is in another. Reads asked for before the cache grew must

@@ -103,3 +103,21 @@ def test_in_disk_order_files_come_in_disk_order(corpus):
     with loader_of(corpus, 0, ranks=1, nodes=1, shuffle="off") as loader:
         names = [name for name in loader.files_in_order() if name.endswith(".bin")]
     assert list(dict.fromkeys(names)) == sorted(set(names))
+
+
+@pytest.mark.parametrize("batch_size", [2, 5])
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 1), (4, 2), (3, 1)])
+def test_ranks_of_a_node_are_told_the_same_files_of_a_blend(small_corpus, tmp_path, ranks, nodes, batch_size):
+    """Each rank asks for all of its node: what its fellows get lies elsewhere in the global batches."""
+    other = make_tokens(tmp_path / "other", [[40] * 3 for _ in range(5)])
+    each = ranks // nodes
+    told = []
+    for rank in range(ranks):
+        world = World(
+            rank=rank, size=ranks, local_rank=rank % each, local_size=each, node=rank // each, nodes=nodes
+        )
+        options = {"seq_len": 32, "chunk_bytes": 256, "workers": "inline", "weights": (1.0, 2.0)}
+        with Loader([small_corpus, other], world=world, batch_size=batch_size, **options) as loader:
+            told.append([tuple(loader.files_in_order(number)) for number in (0, 1)])
+    for rank in range(ranks):
+        assert told[rank] == told[rank // each * each], "ranks of one node are told the same"

@@ -45,6 +45,7 @@ def ran(samples: int, seed: int, leg: Leg, state) -> tuple[list[tuple[int, int]]
     return seen, json.loads(states[0])
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(samples=st.sampled_from([13, 40, 111]), seed=st.integers(0, 2**64 - 1), job=st.lists(legs, max_size=7))
 # ranks that fit the lanes, after others had left a round of them half done
@@ -62,6 +63,7 @@ def test_what_is_left_out_stays_out_and_all_else_comes_once_whatever_the_ranks(s
         assert max(seen.values(), default=0) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_leaving_out_what_has_come_already_keeps_the_rest_of_the_epoch(seed):
     """It has no gap then, and is not cut anew either."""

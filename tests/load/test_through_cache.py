@@ -44,6 +44,7 @@ def test_batches_are_the_same(corpus, cache, more):
     assert through(corpus, cache, **more) == direct(corpus, **more)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zstd", [False, True])
 @pytest.mark.parametrize(
     "more", [{}, {"packing": "best-fit"}, {"reader": "direct"}, {"workers": "inline"}, PROCESSES]

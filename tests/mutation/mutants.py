@@ -61,7 +61,7 @@ def draw(root: Path, modules: list[str], count: int, *, seed: str) -> list[Mutan
     for module, line, column in random_.sample(sorted(places), len(places)):
         name, occurrence = random_.choice(places[module, line, column])
         one = _mutant(module, (root / module).read_text("utf-8"), known[name], occurrence, line)
-        if one.before != one.after and _compiles(one):
+        if one.before != one.after and not _is_marker(one) and _compiles(one):
             drawn.append(one)
         if len(drawn) == count:
             break
@@ -81,6 +81,11 @@ def _places(known: dict[str, Operator], module: str, source: str) -> Places:
             if _means_something(lines[line - 1]):
                 found[module, line, column].append((name, occurrence))
     return found
+
+
+def _is_marker(one: Mutant) -> bool:
+    """The `*` before arguments that want their names is no product, nor the `/` in its place a quotient."""
+    return one.after == one.before.replace("*,", "/,", 1)
 
 
 def _means_something(text: str) -> bool:

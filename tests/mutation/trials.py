@@ -23,7 +23,8 @@ import pytest
 from mutants import Mutant
 from rooms import Room
 
-TIME_LIMIT_S = 180  # a change that makes a loop endless is noticed too
+# A change that makes a loop endless is noticed too: by then tests have taken ten times as long as unchanged.
+LEAST_S, TIMES, MOST_S = 20.0, 10.0, 180.0
 _HEAVY = (
     "click coverage hypothesis hypothesis.strategies numpy pyarrow pyarrow.parquet rich.console tokenizers "
     "torch torch.distributed.checkpoint torch.utils.data xxhash yaml"
@@ -155,19 +156,24 @@ def reach_of(room: Room, copy: Copy) -> Reach:
 
 def survives(room: Room, copy: Copy, one: Mutant, reach: Reach) -> bool:
     """Whether no test of the room fails with the change."""
+    tests = reach.of(one)
     copy.changed(one)
     try:
-        ended = _tested(copy, reach.of(one))
+        ended = _tested(copy, tests, limit_s=_limit_s(reach, tests))
         if ended == pytest.ExitCode.USAGE_ERROR:  # a module does not load, or names of tests hang on a draw
-            ended = _tested(copy, _found(room, copy))
+            ended = _tested(copy, _found(room, copy), limit_s=MOST_S)
         return ended == 0
     finally:
         copy.mended(one, Path(__file__).parent.parent.parent)
 
 
-def _tested(copy: Copy, tests: list[str]) -> int:
+def _limit_s(reach: Reach, tests: list[str]) -> float:
+    return min(LEAST_S + TIMES * sum(reach.took_s.get(test, 0.0) for test in tests), MOST_S)
+
+
+def _tested(copy: Copy, tests: list[str], *, limit_s: float) -> int:
     return _forked(
-        copy, lambda: int(pytest.main(["-x", *_OPTIONS, *tests], plugins=[NoShrinking()])), TIME_LIMIT_S
+        copy, lambda: int(pytest.main(["-x", *_OPTIONS, *tests], plugins=[NoShrinking()])), limit_s
     )
 
 

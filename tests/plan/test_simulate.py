@@ -141,6 +141,7 @@ def test_a_lost_node_costs_what_was_done_since_the_last_save_and_the_restart() -
     assert course.shares()["failure"] == pytest.approx(350 / 1350)
 
 
+@pytest.mark.long
 def test_young_and_dalys_interval_loses_least() -> None:
     """Saves of 60 s, a loss every 20,000 s: the best interval is some 1,500 s."""
     losing = replace(LOSING, checkpoint=6e11, mtbf_s=19_937.0, restart_s=10.0, cache=0.0)
@@ -216,6 +217,7 @@ def test_the_sweep_shows_where_the_store_saturates() -> None:
     assert idle[100] == pytest.approx(0.9, abs=0.02)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     nodes=st.integers(1, 50),

@@ -56,6 +56,7 @@ def test_lines_are_compared_as_the_steps_before_left_them(
     assert read_tokens(tmp_path / "out") == [encode(f"{MENU} <EMAIL>\none"), encode("two")]
 
 
+@pytest.mark.long
 def test_any_order_of_tasks_gives_the_same_bytes(
     make: Make, large_corpus: Path, inline: Any, snapshot: Any, tmp_path: Path
 ) -> None:

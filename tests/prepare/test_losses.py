@@ -128,6 +128,7 @@ def test_a_tar_member_in_capitals_is_read_and_a_link_is_counted(make: Make, tmp_
     assert (found.documents_out, found.bad) == (1, {"not_a_file": 1})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("suffix", "pack"), [("xz", lzma.compress), ("bz2", bz2.compress)])
 def test_xz_and_bz2_are_read_and_what_is_cut_off_is_counted(
     suffix: str, pack: Any, make: Make, tmp_path: Path

@@ -208,6 +208,7 @@ def test_the_funnel_ends_with_what_is_kept(make: Make, write_jsonl: Any, tmp_pat
 # --- the same everywhere --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_portions_are_the_same_bytes_in_any_order_of_tasks(
     make: Make, large_corpus: Path, inline: Any, snapshot: Any, tmp_path: Path
 ) -> None:

@@ -190,6 +190,7 @@ def test_tasks_may_run_in_any_order_and_more_than_once(
     assert snapshot(tmp_path / "out") == snapshot(large_dataset)
 
 
+@pytest.mark.long
 def test_a_large_corpus_has_several_tasks_of_every_stage(inline: Any, make: Make, large_corpus: Path) -> None:
     launcher = inline()
     make(large_corpus, shard_bytes=1 << 20, near_dedup=0.8, launcher=launcher)

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from stoker.watch import runs
 from stoker.watch.claims import Claim
 from stoker.watch.sampler import Sampler
@@ -46,6 +48,7 @@ def test_a_killed_holders_claim_is_free(tmp_path: Path) -> None:
     mine.release()
 
 
+@pytest.mark.long
 def test_the_next_watcher_goes_on_where_the_one_that_sampled_was_killed(
     tmp_path: Path, stoker_environ: Callable[..., dict[str, str]]
 ) -> None:

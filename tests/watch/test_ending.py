@@ -108,6 +108,7 @@ def train():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "status"), [("caught", 1), ("told", 1), ("thread", 0)])
 def test_an_exception_that_never_reached_the_interpreter_is_still_why_it_ended(
     how: str, status: int, tmp_path: Path

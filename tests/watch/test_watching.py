@@ -117,6 +117,7 @@ def test_a_task_that_comes_late_joins_the_run_of_its_launch(
         watch(["true"], options(tmp_path))
 
 
+@pytest.mark.long
 def test_cores_are_those_that_the_trainer_may_use_and_not_its_watcher(tmp_path: Path) -> None:
     first = min(os.sched_getaffinity(0))
     program = f"import os, torch; os.sched_setaffinity(0, [{first}]); x = torch.ones(1, requires_grad=True)"

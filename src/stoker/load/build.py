@@ -6,7 +6,7 @@
     the same, device set, no processes   device.card.DeviceStore  device.card.DeviceWindows, on the device
     tokens, "pad" "buckets" "best-fit"   store.Store              assembly.documents.DocumentAssembler
     WebDataset tars                      store.Store              assembly.samples.SampleAssembler
-    the same, image set                  store.Store              the same, with media.images.Images
+    the same, image, audio, video set    store.Store              the same, with media.members.Members
     a map-style dataset, an array        nowhere                  assembly.items.ItemAssembler
 
     who reads a chunk (the first that holds)
@@ -43,8 +43,10 @@ from stoker.load.assembly.rows import Batch
 from stoker.load.assembly.samples import SampleAssembler
 from stoker.load.assembly.transform import Transforms
 from stoker.load.device.pinned import PageCache, spare_memory
-from stoker.load.media.images import ImageReport, Images
+from stoker.load.media.choose import NO_MEDIA, Media, choose_media
+from stoker.load.media.members import Members
 from stoker.load.options import LoaderOptions
+from stoker.load.ordering.draw import Draw, Key
 from stoker.load.parts import ALL_LANES, MOST_READERS, Parts, slot_bytes, token_dtype
 from stoker.load.pool import NativePool, open_pool
 from stoker.load.prefetch.pipeline import Maker
@@ -69,7 +71,7 @@ def make_assembler(
     store: Store,
     options: LoaderOptions,
     transforms: Transforms | None,
-    images: Images | None,
+    media: Media,
 ) -> Assembler:
     layouts: Any = parts.layouts  # all of one kind, as sample_layouts made them
     if isinstance(layouts[0], Windows):
@@ -99,7 +101,7 @@ def make_assembler(
         batch_size=options.batch_size,
         transforms=transforms,
         collate=options.collate,
-        images=images,
+        media=media.members,
     )
 
 
@@ -109,11 +111,11 @@ def _transforms(options: LoaderOptions) -> Transforms | None:
     return Transforms(options.transform, threads=_threads(options))
 
 
-def _images(options: LoaderOptions) -> Images | None:
-    if not options.images:
-        return None
-    return Images(
+def _media(options: LoaderOptions) -> Media:
+    return choose_media(
         options.images,
+        audio=options.audio,
+        video=options.video,
         seed=options.seed,
         on_corrupt=options.on_corrupt,
         threads=_threads(options),
@@ -159,7 +161,7 @@ class Engine:
     read_with: Callable[[int], None] = lambda readers: None
     close: Callable[[], None] = lambda: None
     on_device: bool = False
-    images: Callable[[], ImageReport] | None = None
+    media: Media = NO_MEDIA
 
 
 def make_engine(
@@ -178,15 +180,16 @@ def make_engine(
     if isinstance(parts.layouts[0], ItemsLayout):
         return _items_engine(parts, options, finish)
     store = Store(parts, batch_rows=options.batch_size, threads=threads, native=most_readers if in_c else 0)
-    images = _images(options)  # which run the transform too, sample by sample
-    transforms = None if images else _transforms(options)
-    assembler = make_assembler(parts, store, options, transforms, images)
+    media = _media(options)  # whose threads run the transform too, sample by sample
+    transforms = None if media.members else _transforms(options)
+    assembler = make_assembler(parts, store, options, transforms, media)
     maker = Maker(
         parts.planner,
         store.for_keys,
         assembler,
         group=parts.group,
         alone=parts.alone,
+        order=_asked_in(parts),
         finish=None if isinstance(assembler, WindowAssembler) else finish,  # it wraps groups, not batches
     )
     return Engine(
@@ -196,8 +199,8 @@ def make_engine(
         accept=lambda batches, ready: None,
         reader=lambda: _cufile(options, is_cuda=False).reason,
         read_with=store.read_with,
-        close=_closer(store, transforms or images),
-        images=images.report if images else None,
+        close=_closer(store, media.members or transforms),
+        media=media,
     )
 
 
@@ -217,7 +220,7 @@ def _items_engine(parts: Parts, options: LoaderOptions, finish: Callable[[Batch]
     )
 
 
-def _closer(store: Store | None, transforms: Transforms | Images | None) -> Callable[[], None]:
+def _closer(store: Store | None, transforms: Transforms | Members | None) -> Callable[[], None]:
     def close() -> None:
         if transforms:
             transforms.close()
@@ -225,6 +228,15 @@ def _closer(store: Store | None, transforms: Transforms | Images | None) -> Call
             store.close()
 
     return close
+
+
+def _asked_in(parts: Parts) -> Callable[[Draw], Sequence[Key]]:
+    """The order in which chunks are asked for. A cache that cannot hold all files lets go of them by when
+    they come next (`needs`): what it was told must be what is read. Elsewhere that need not be found out."""
+    datasets = (one for one in parts.datasets if isinstance(one, Dataset))
+    if any(one.reader.is_short_of_room for one in datasets):
+        return Draw.keys_by_turn
+    return lambda draw: draw.keys
 
 
 def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
@@ -313,7 +325,13 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
     )
     arrivals = streams.Arrivals(on)
     maker = Maker(
-        parts.planner, store.for_keys, assembler, group=parts.group, in_turn=True, made=arrivals.made
+        parts.planner,
+        store.for_keys,
+        assembler,
+        group=parts.group,
+        in_turn=True,
+        order=_asked_in(parts),
+        made=arrivals.made,
     )
     return Engine(
         maker=maker,

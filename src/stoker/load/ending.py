@@ -48,8 +48,8 @@ def finisher(output: str) -> Callable[[Batch], Batch]:
 def last_touch(
     part: Callable[[Batch], Batch] | None, options: LoaderOptions
 ) -> Callable[[Batch], Any] | None:
-    """What is left to the loop's thread: a rank's part, or images as they were asked for."""
-    return presenter(options) if part is None and options.images else part
+    """What is left to the loop's thread: a rank's part, or pixels as they were asked for."""
+    return presenter(options) if part is None and options.pixels else part
 
 
 def presenter(options: LoaderOptions) -> Callable[[Any], Any]:
@@ -57,10 +57,10 @@ def presenter(options: LoaderOptions) -> Callable[[Any], Any]:
     if options.output == "numpy":
         from stoker.load.media.floats import as_asked as in_numpy
 
-        return partial(in_numpy, columns=options.images)
+        return partial(in_numpy, columns=options.pixels)
     from stoker.load.device.pixels import as_asked  # a home of torch
 
-    return partial(as_asked, columns=options.images)
+    return partial(as_asked, columns=options.pixels)
 
 
 def close_here(pipeline: Pipeline, pid: int) -> None:

@@ -187,7 +187,9 @@ class Loader:
             read_factor=read_factor(self._parts, self.options, self._cut, at=self._begin),
             choices=tuple(self._tuner.history()),
             waited_s=self._tuner.waited_s,
-            images=self._engine.images() if self._engine.images else None,
+            images=self._engine.media.of_images,
+            audio=self._engine.media.of_sounds,
+            video=self._engine.media.of_videos,
             limit=self._tuner.limit,
         )
 
@@ -322,8 +324,7 @@ class Loader:
 
     def _hold(self, group: Group) -> None:
         """Batches to hand out from now on."""
-        self._delivered += self._given
-        self._group, self._given = group, 0
+        self._delivered, self._group, self._given = self._delivered + self._given, group, 0
 
     def _check_loop(self, loop: int) -> None:
         """A loader has one position: of two loops at once, each would miss what the other got."""

@@ -151,7 +151,7 @@ def slicer(spot: Spot, options: LoaderOptions) -> Callable[[Batch], Batch] | Non
         return None
     pieces = spot.parts * (2 if options.mesh_layout == "head-tail" else 1)
     widths = [options.seq_len, _WIDTH] if options.packing == "buckets" else [options.seq_len]
-    if not options.seq_len or options.images or any(width % pieces for width in widths):
+    if not options.seq_len or options.decodes or any(width % pieces for width in widths):
         raise UsageError(
             f"rows of {options.seq_len} tokens (packing={options.packing!r}) cannot be cut into {pieces} "
             f"pieces for {spot.parts} context-parallel ranks",

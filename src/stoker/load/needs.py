@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,6 +53,8 @@ def _add(found: list[str], parts: Parts, number: int, first: int, stop: int) -> 
 def _chunks(lanes: Elastic | Blend, cursor: Cursor, world: World) -> Iterator[Key]:
     """The chunks that a node's ranks read, in the order of their rows; each rank reads a chunk once."""
     first, step = world.rank - world.local_rank, world.size * _AT_ONCE
+    if isinstance(lanes, Blend):  # shared out by whole global batches
+        step = lanes.share.global_batch * max(1, _AT_ONCE // lanes.share.batch)
     ranks = range(first, min(world.size, first + world.local_size))
     seen: set[tuple[int, Key]] = set()
     for start in range(cursor.position, lanes.positions, step):
@@ -59,13 +62,18 @@ def _chunks(lanes: Elastic | Blend, cursor: Cursor, world: World) -> Iterator[Ke
         for rank in ranks:
             rows = range(start + rank, min(start + step, lanes.positions), world.size)
             if rows:
-                draw = lanes.deal(rows, epoch=cursor.epoch)
+                draw = _of_rank(lanes, rank).deal(rows, epoch=cursor.epoch)
                 chunks, turns = np.unique(draw.chunk, return_index=True)
                 pairs = zip(turns.tolist(), (draw.keys[chunk] for chunk in chunks.tolist()), strict=True)
                 coming += [(turn, rank, key) for turn, key in pairs if (rank, key) not in seen]
         for _, rank, key in sorted(coming):
             seen.add((rank, key))
             yield key
+
+
+def _of_rank(lanes: Elastic | Blend, rank: int) -> Elastic | Blend:
+    """As another rank has them: a blend shares rows out for the one that it was made for."""
+    return replace(lanes, share=replace(lanes.share, rank=rank)) if isinstance(lanes, Blend) else lanes
 
 
 def share_of(manifest: Manifest, *, node: int, nodes: int) -> list[str]:

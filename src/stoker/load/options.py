@@ -12,6 +12,10 @@ import numpy as np
 from stoker.errors import UsageError
 from stoker.load.assembly.samples import Collate
 from stoker.load.assembly.transform import Transform
+from stoker.load.media.av.audio import NAME as AUDIO
+from stoker.load.media.av.audio import Audio
+from stoker.load.media.av.video import NAME as VIDEO
+from stoker.load.media.av.video import Video
 from stoker.load.media.image import Image, columns_of
 from stoker.load.mesh import Spot
 from stoker.load.ordering.schedule import Mixture
@@ -99,8 +103,14 @@ class LoaderOptions:
         Image | Mapping[str, Image] | None,
         "decode the image in each sample of tars: `stoker.Image` says how; several by name are crops of one",
     ] = None
+    audio: Annotated[
+        Audio | None, "decode the sound in each sample of tars, or that of its video: `stoker.Audio` says how"
+    ] = None
+    video: Annotated[
+        Video | None, "decode frames of the video in each sample of tars: `stoker.Video` says which, and how"
+    ] = None
     transform: Annotated[
-        Transform | None, "makes of one sample, with its image decoded, what is collated"
+        Transform | None, "makes of one sample, with its media decoded, what is collated"
     ] = None
     collate: Annotated[Collate | None, "makes of a list of samples a batch; none: stacked, key by key"] = None
     workers: Annotated[
@@ -110,7 +120,7 @@ class LoaderOptions:
     processes: Annotated[int, 'how many, with workers="process"'] = 2
     threads: Annotated[
         int,
-        'that decode images and run `transform`, with workers="thread"; 0: as many as there are cores; 1: '
+        'that decode media and run `transform`, with workers="thread"; 0: as many as there are cores; 1: '
         "one after the other",
     ] = 0
     on_worker_death: Annotated[
@@ -118,8 +128,8 @@ class LoaderOptions:
     ] = "raise"
     on_corrupt: Annotated[
         Literal["raise", "skip"],
-        "what to do with a damaged block, or an image that cannot be decoded; skipped samples are counted "
-        "and named",
+        "what to do with a damaged block, or an image, sound or video that cannot be decoded; skipped "
+        "samples are counted and named",
     ] = "raise"
     memory: Annotated[int, "bytes for chunks and batches in waiting"] = 256 << 20
     chunk_bytes: Annotated[int, "neighbouring samples read at once: more mix better and take more memory"] = (
@@ -215,7 +225,17 @@ class LoaderOptions:
             )
 
     def _check_images(self) -> None:
-        for one in self.images.values():
+        for name, kind in (("audio", Audio), ("video", Video)):
+            if not isinstance(getattr(self, name), (kind, type(None))):
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r:.60} is no stoker.{kind.__name__}",
+                    hint=f"use {name}=stoker.{kind.__name__}()",
+                )
+        for name in self.images.keys() & {AUDIO if self.audio else "", VIDEO if self.video else ""}:
+            raise UsageError(
+                f"image= and {name}= both make a column {name!r}", hint="call the images otherwise"
+            )
+        for one in self.pixels.values():
             if self.output == "numpy" and one.number == "bfloat16":
                 raise UsageError("numpy has no bfloat16", hint='use output="torch", or another dtype')
 
@@ -223,6 +243,17 @@ class LoaderOptions:
     def images(self) -> dict[str, Image]:
         """The columns that are images."""
         return columns_of(self.image)
+
+    @property
+    def pixels(self) -> dict[str, Image]:
+        """The columns that are images or frames of video, and what each of those is to be."""
+        return {**self.images, VIDEO: self.video.image} if self.video else self.images
+
+    @property
+    def decodes(self) -> str:
+        """Which of the options ask for decoded members of samples; empty: none."""
+        asked = {"image": self.image, "audio": self.audio, "video": self.video}
+        return ", ".join(f"{name}=" for name, one in asked.items() if one is not None)
 
     def _check_dtype(self) -> None:
         try:

@@ -173,10 +173,10 @@ def make_layouts(
 
 
 def _layout(dataset: AnyDataset, options: LoaderOptions, epoch: int) -> Layout:
-    if options.images and (isinstance(dataset, ItemsDataset) or dataset.is_tokens):
+    if options.decodes and (isinstance(dataset, ItemsDataset) or dataset.is_tokens):
         raise UsageError(
-            f"image= decodes members of WebDataset tars, and {dataset.name} is none",
-            hint="`stoker prepare` makes tars of images, `stoker prepare index` adopts those there are; or "
+            f"{options.decodes} decodes members of WebDataset tars, and {dataset.name} is none",
+            hint="`stoker prepare` makes tars of media, `stoker prepare index` adopts those there are; or "
             "decode in `transform`",
         )
     if isinstance(dataset, ItemsDataset):
@@ -311,6 +311,10 @@ def _batch_bytes(layouts: Sequence[Layout], options: LoaderOptions) -> int:
     if isinstance(layouts[0], (Windows, Documents)):
         return options.batch_size * (options.seq_len + 1) * token_dtype(layouts, options).itemsize
     decoded = sum(one.size**2 * 3 for one in options.images.values() if one.crop != "whole")
+    if options.audio and options.audio.crop != "whole":
+        decoded += options.audio.channels * options.audio.samples * 4
+    if options.video and options.video.crop != "whole":
+        decoded += options.video.frames * options.video.size**2 * 3
     return max(1, int(options.batch_size * (decoded + max(layout.sample_bytes for layout in layouts))))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stoker import spans
 from stoker.load.assembly.rows import Batch
+from stoker.load.media.av.sounds import ClipReport
 from stoker.load.media.images import ImageReport
 from stoker.load.prefetch.tune import Choice
 
@@ -31,6 +32,8 @@ class LoaderReport:
     choices: tuple[Choice, ...]
     waited_s: float  # by the consumer for a batch, since the loader last began, in all
     images: ImageReport | None  # where images are decoded
+    audio: ClipReport | None  # where sound is
+    video: ClipReport | None  # where videos are
     limit: str  # what keeps it from reading more at once while reads are waited for; empty if nothing does
 
 

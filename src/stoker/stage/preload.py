@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 from stoker.errors import StokerError
-from stoker.machine.allowed import free_bytes
 from stoker.stage.disk.grounds import Grounds, own_folder
 from stoker.stage.disk.pins import Pins
 from stoker.stage.disk.room import Room
@@ -57,6 +56,8 @@ class PageCache(OnDisk):
 
     def path(self, unit: Unit, name: str, *, root: Path) -> Path:
         path = root / unit.folder / name
+        from stoker.machine.allowed import free_bytes  # 10 ms, and most never ask
+
         size = path.stat().st_size
         if size <= _SHARE * free_bytes():
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -71,6 +72,8 @@ class Shm:
     """Copies of files in a folder that is memory."""
 
     def __init__(self, folder: Path, *, ttl_s: float, keep: bool) -> None:
+        from stoker.machine.allowed import free_bytes
+
         own_folder(folder, hint="remove it, or leave preload='shm' out")
         self._shelf, self._keep = Shelf(Grounds.of(folder)), keep
         lying = sum(record.unit.bytes for record in self._shelf.records())

@@ -143,19 +143,20 @@ def worlds(ranks: int) -> list[World]:
 
 def end_well(root: Path, ranks: int, shared: Shared, remote: str) -> dict[str, Any]:
     """One job that nobody kills; then what a collection leaves, and what is wrong with what was kept."""
+    tiers = Tiers(root=root, remote=open_store(remote) if remote else None)
+    there = [len(local_names(root)), len(tiers.remote_names())]  # few, where every drain was killed
     for pid in [fork_rank(root, world, shared, 0, remote, saves=1) for world in worlds(ranks)]:
         os.waitpid(pid, 0)
     old = time.time() - 120  # of what a process was killed over before it could sign it nothing is known
     for path in root.glob(".*"):
         os.utime(path, (old, old))
-    tiers = Tiers(root=root, remote=open_store(remote) if remote else None)
     clear(tiers, sort_out(tiers, keep=2))
     left = [one for some in sort_out(tiers, keep=2).values() for one in some]
     faults = [
         fault for name in tiers.names() for some in verify_copies(tiers, name).values() for fault in some
     ]
     kept = [len(local_names(root)), len(tiers.remote_names())]
-    return {"left": list(map(str, left)), "faults": faults, "kept": kept}
+    return {"left": list(map(str, left)), "faults": faults, "there": there, "kept": kept}
 
 
 def main() -> None:

@@ -71,7 +71,8 @@ def steps_in(root: Path) -> list[int]:
 def test_saving_goes_on_in_an_outage_and_the_end_of_it_needs_no_save(
     mode: str, gate: Gate, remote: str, far: Path, tmp_path: Path
 ) -> None:
-    options = {"remote": remote, "keep": 2, "timeout_s": 1.0, "world": World()}
+    # on however busy a machine, no request of an open gate may take that long: nobody waits for that warning
+    options = {"remote": remote, "keep": 2, "timeout_s": 5.0, "world": World()}
     checkpointer = stoker.Checkpointer(tmp_path / "run", **options)
     save(checkpointer, 1)
     wait_until(lambda: checkpointer.report().drained == 1, "the first is drained")
@@ -117,7 +118,7 @@ def test_a_restart_pays_what_the_run_before_owed(gate: Gate, remote: str, far: P
         save(checkpointer, 1, 2)
         checkpointer.close()
     gate.mode = "open"
-    with stoker.Checkpointer(tmp_path / "run", **options) as checkpointer:
+    with stoker.Checkpointer(tmp_path / "run", **{**options, "timeout_s": 30.0}) as checkpointer:
         checkpointer.restore(state=state(0))
         wait_until(lambda: in_store(far) == [2], "what is owed is paid", seconds=60)
 

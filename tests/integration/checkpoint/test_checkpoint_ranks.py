@@ -86,7 +86,7 @@ def test_kills_of_random_ranks_lose_and_mix_nothing_in_either_tier_and_leave_not
     arguments = (tmp_path / "run", ranks, kills, 10 * ranks, tmp_path / "far")
     report = json.loads(run_job("kill_job.py", *arguments, timeout_s=1800))
     assert (report["ok"], report["failed"], report["left"], report["faults"]) == (kills, 0, [], [])
-    assert report["kept"] == [2, 2] or report["durable"] < 2
+    assert report["kept"] == [min(2, there + 1) for there in report["there"]]
     assert report["drained"] == report["durable"] > 0
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "load"))
 
 from clusters import wait_until
+from rank_notes import losses, rank_pid
 from small_datasets import make_tokens
+from warm_launch import Warm, warm
 
 from stoker.checkpoint.saved.tiers import Tiers
 
@@ -30,45 +31,35 @@ pytestmark = pytest.mark.integration
 
 JOB = Path(__file__).with_name("trainer_job.py")
 STEPS, HOLD_AT = 14, 7  # in the second epoch of either
-PACKAGES = {"hugging_face": "transformers", "lightning": "lightning"}
+IMPORTS = {  # the package, and what of it a rank needs
+    "hugging_face": ("transformers", "transformers.trainer", "stoker.integrations.transformers"),
+    "lightning": ("lightning", "lightning.pytorch", "stoker.integrations.lightning"),
+}
 
 
-@contextmanager
-def training(
-    name: str, corpus: Path, folder: Path, environ: dict[str, str], *, hold_at: int = 0
-) -> Iterator[Any]:
-    """Two ranks under torchrun."""
-    folder.mkdir(exist_ok=True)
+def train_under_torchrun(name: str, corpus: Path, folder: Path, environ: dict[str, str]) -> None:
+    """Two ranks, to the end."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    with (
-        (folder / "log").open("a") as log,
-        subprocess.Popen(
-            [*command, JOB, name, corpus, folder, str(STEPS), str(hold_at)],
+    with (folder / "log").open("a") as log:
+        done = subprocess.run(
+            [*command, JOB, name, corpus, folder, str(STEPS), "0"],
             env=environ,
             stdout=log,
             stderr=log,
-            start_new_session=True,
-        ) as job,
-    ):
-        try:
-            yield job
-            job.wait(150)
-        finally:
-            if job.poll() is None:
-                job.kill()
-
-
-def losses(folder: Path, rank: int) -> list[str]:
-    path = folder / f"losses-{rank}"
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def rank_pid(folder: Path, rank: int) -> int:
-    return int((folder / f"pid-{rank}").read_text())
+            timeout=200,
+        )
+    assert done.returncode == 0, (folder / "log").read_text()[-3000:]
 
 
 def end(folder: Path) -> list[str]:
     return [(folder / f"digest-{rank}").read_text() for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(framework: str, stoker_environ: Any) -> Iterator[Warm]:
+    """The ranks of a framework are started four times here, and importing it takes longer than the rest."""
+    with warm(*IMPORTS[framework], environ=stoker_environ(OMP_NUM_THREADS="1")) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -78,30 +69,30 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokens(tmp_path_factory.mktemp("corpus") / "tokens", documents)
 
 
-@pytest.fixture(scope="module", params=list(PACKAGES))
+@pytest.fixture(scope="module", params=list(IMPORTS))
+def framework(request: pytest.FixtureRequest, skip_or_fail: Any) -> str:
+    package = IMPORTS[request.param][0]
+    if importlib.util.find_spec(package) is None:
+        skip_or_fail(f"{package} is not installed: `make venv` brings it")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
 def trained(
-    request: pytest.FixtureRequest,
-    corpus: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    stoker_environ: Any,
-    skip_or_fail: Any,
+    framework: str, corpus: Path, tmp_path_factory: pytest.TempPathFactory, stoker_environ: Any
 ) -> tuple[str, Path]:
     """A framework, and what a run of it leaves that nobody disturbs."""
-    if importlib.util.find_spec(PACKAGES[request.param]) is None:
-        skip_or_fail(f"{PACKAGES[request.param]} is not installed: `make venv` brings it")
-    folder = tmp_path_factory.mktemp(request.param)
-    with training(request.param, corpus, folder, stoker_environ(OMP_NUM_THREADS="1")) as job:
-        pass
-    assert job.returncode == 0, (folder / "log").read_text()[-3000:]
+    folder = tmp_path_factory.mktemp(framework)
+    train_under_torchrun(framework, corpus, folder, stoker_environ(OMP_NUM_THREADS="1"))
     assert [len(losses(folder, rank)) for rank in (0, 1)] == [STEPS, STEPS]
-    return request.param, folder
+    return framework, folder
 
 
 def test_a_trainer_that_is_told_to_go_comes_back_bit_for_bit(
-    trained: tuple[str, Path], corpus: Path, tmp_path: Path, stoker_environ: Any
+    trained: tuple[str, Path], warm_ranks: Warm, corpus: Path, tmp_path: Path
 ) -> None:
-    (name, whole), environ = trained, stoker_environ(OMP_NUM_THREADS="1")
-    with training(name, corpus, tmp_path, environ, hold_at=HOLD_AT):
+    name, whole = trained
+    with warm_ranks.ranks(2, JOB, name, corpus, tmp_path, STEPS, HOLD_AT, log=tmp_path / "log"):
         wait_until(lambda: len(losses(tmp_path, 1)) == HOLD_AT, "some steps are done", seconds=120)
         os.kill(rank_pid(tmp_path, 1), signal.SIGTERM)
     found = Tiers(root=tmp_path / "checkpoints").latest(skipped=[])
@@ -109,30 +100,26 @@ def test_a_trainer_that_is_told_to_go_comes_back_bit_for_bit(
     assert [len(losses(tmp_path, rank)) for rank in (0, 1)] == [found.step, found.step]
     assert HOLD_AT <= found.step < STEPS
 
-    with training(name, corpus, tmp_path, environ) as again:
-        pass
-    assert again.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    warm_ranks.run(2, JOB, name, corpus, tmp_path, STEPS, 0, log=tmp_path / "log")
     assert [losses(tmp_path, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
     assert end(tmp_path) == end(whole)
 
 
 def test_a_trainer_that_is_killed_comes_back_bit_for_bit(
-    trained: tuple[str, Path], corpus: Path, tmp_path: Path, stoker_environ: Any
+    trained: tuple[str, Path], warm_ranks: Warm, corpus: Path, tmp_path: Path
 ) -> None:
-    (name, whole), environ = trained, stoker_environ(OMP_NUM_THREADS="1")
+    name, whole = trained
     saved = Tiers(root=tmp_path / "checkpoints")
-    with training(name, corpus, tmp_path, environ, hold_at=HOLD_AT) as job:
+    with warm_ranks.ranks(2, JOB, name, corpus, tmp_path, STEPS, HOLD_AT, log=tmp_path / "log"):
         wait_until(lambda: len(losses(tmp_path, 1)) == HOLD_AT, "some steps are done", seconds=120)
         wait_until(lambda: saved.latest(skipped=[]), "a checkpoint is durable", seconds=60)
-        for pid in (job.pid, rank_pid(tmp_path, 0), rank_pid(tmp_path, 1)):
+        for pid in (rank_pid(tmp_path, 0), rank_pid(tmp_path, 1)):
             os.kill(pid, signal.SIGKILL)
     step = saved.latest(skipped=[]).step
     assert step in (3, 6)
     before = [losses(tmp_path, rank) for rank in (0, 1)]
 
-    with training(name, corpus, tmp_path, environ) as again:
-        pass
-    assert again.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    warm_ranks.run(2, JOB, name, corpus, tmp_path, STEPS, 0, log=tmp_path / "log")
     for rank in (0, 1):
         rest = losses(tmp_path, rank)[len(before[rank]) :]
         assert before[rank][:step] + rest == losses(whole, rank)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -16,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "load"))
 
 from small_datasets import make_tokens  # noqa: E402 - the path to it is set just above
+from warm_launch import warm  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -39,33 +38,28 @@ SCRIPT = """
 """
 
 
-def run(tmp_path, corpus, shape, *, state="-", steps):
+@pytest.fixture(scope="module")
+def warm_ranks(stoker_environ):
+    with warm("stoker.load.loader", "torch.distributed", environ=stoker_environ(OMP_NUM_THREADS="1")) as it:
+        yield it
+
+
+def run(warm_ranks, tmp_path, corpus, shape, *, state="-", steps):
     script, out = tmp_path / "mesh.py", tmp_path / f"out{len(list(tmp_path.iterdir()))}"
     script.write_text(textwrap.dedent(SCRIPT))
     out.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        f"--nproc-per-node={np.prod(shape)}",
-        script,
-        corpus,
-        out,
-        state,
-        str(steps),
-        json.dumps(shape),
-    ]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, env=environ)
-    assert done.returncode == 0, done.stderr
+    arguments = (corpus, out, state, steps, json.dumps(shape))
+    warm_ranks.run(int(np.prod(shape)), script, *arguments, log=tmp_path / "log")
     notes = [json.loads(path.read_text()) for path in sorted(out.iterdir())]
     assert all(note["state"] == notes[0]["state"] for note in notes)
     (tmp_path / "state.json").write_text(json.dumps(notes[0]["state"]))
     return {tuple(note["at"]): np.array(note["rows"]) for note in notes}
 
 
-def test_a_mesh_of_eight_ranks_resumed_with_half_the_data_ranks(tmp_path):
+def test_a_mesh_of_eight_ranks_resumed_with_half_the_data_ranks(warm_ranks, tmp_path):
     corpus = make_tokens(tmp_path / "corpus", [[64] * 100, [300] * 20])
-    first = run(tmp_path, corpus, (4, 1, 2), steps=5)
-    second = run(tmp_path, corpus, (2, 2, 2), state=str(tmp_path / "state.json"), steps=1 << 30)
+    first = run(warm_ranks, tmp_path, corpus, (4, 1, 2), steps=5)
+    second = run(warm_ranks, tmp_path, corpus, (2, 2, 2), state=str(tmp_path / "state.json"), steps=1 << 30)
     for mesh in (first, second):
         for dp, cp, tp in mesh:
             assert (mesh[dp, cp, tp] == mesh[dp, cp, 0]).all()  # equal inside a tensor-parallel group

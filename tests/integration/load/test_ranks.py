@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "load"))
 
 from small_datasets import make_tokens  # noqa: E402 - the path to it is set just above
+from warm_launch import warm  # noqa: E402
 
 from stoker.load.loader import Loader  # noqa: E402
 
@@ -59,13 +60,22 @@ RANK_SCRIPT = """
 """
 
 
-def torchrun(ranks, folder, tmp_path, *, state="-", steps=10**9):
+@pytest.fixture(scope="module")
+def warm_ranks(stoker_environ):
+    with warm("stoker.load.loader", "torch.distributed", environ=stoker_environ(OMP_NUM_THREADS="1")) as it:
+        yield it
+
+
+def torchrun(ranks, script, *arguments, log):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*map(str, (*command, script, *arguments))], check=True, timeout=120, env=environment)
+
+
+def rows_of(launch, ranks, folder, tmp_path, *, state="-", steps=10**9):
     script, out = tmp_path / "rank.py", tmp_path / f"out-{ranks}-{steps}.json"
     script.write_text(textwrap.dedent(RANK_SCRIPT))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    arguments = [script, folder, out, state, str(steps), json.dumps(OPTIONS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *map(str, arguments)], check=True, timeout=120, env=environment)
+    launch(ranks, script, folder, out, state, steps, json.dumps(OPTIONS), log=tmp_path / "log")
     found = json.loads(out.read_text())
     return [row for batch in found["rows"] for turn in batch for row in turn], found
 
@@ -82,26 +92,26 @@ def global_batches(rows, *, of):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_under_torchrun_share_uneven_shards_without_hanging(corpus, tmp_path, ranks):
-    rows, found = torchrun(ranks, corpus, tmp_path)
+    rows, found = rows_of(torchrun, ranks, corpus, tmp_path)
     assert global_batches(rows, of=ranks) == global_batches(one_rank(corpus)[: len(rows)], of=ranks)
     assert len(found["rows"]) == found["length"]
 
 
-def test_a_job_of_four_ranks_goes_on_with_two(corpus, tmp_path):
-    first, found = torchrun(4, corpus, tmp_path, steps=7)
+def test_a_job_of_four_ranks_goes_on_with_two(warm_ranks, corpus, tmp_path):
+    first, found = rows_of(warm_ranks.run, 4, corpus, tmp_path, steps=7)
     (tmp_path / "state.json").write_text(json.dumps(found["state"]))
-    rest, _ = torchrun(2, corpus, tmp_path, state=tmp_path / "state.json")
+    rest, _ = rows_of(warm_ranks.run, 2, corpus, tmp_path, state=tmp_path / "state.json")
     together = first + rest
     assert global_batches(together, of=4) == global_batches(one_rank(corpus)[: len(together)], of=4)
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 5), pytest.param(4, 7, marks=pytest.mark.slow)])
 def test_a_job_goes_on_with_ranks_that_divide_nothing_and_gets_every_window_once(
-    corpus, tmp_path, before, after
+    warm_ranks, corpus, tmp_path, before, after
 ):
-    first, found = torchrun(before, corpus, tmp_path, steps=7)
+    first, found = rows_of(warm_ranks.run, before, corpus, tmp_path, steps=7)
     (tmp_path / "state.json").write_text(json.dumps(found["state"]))
-    rest, _ = torchrun(after, corpus, tmp_path, state=tmp_path / "state.json")
+    rest, _ = rows_of(warm_ranks.run, after, corpus, tmp_path, state=tmp_path / "state.json")
     left_out = Counter(one_rank(corpus)) - Counter(first + rest)
     assert left_out.total() == len(one_rank(corpus)) - len(first + rest)  # none came twice
     assert left_out.total() < after * OPTIONS["batch_size"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -167,3 +169,75 @@ def test_a_file_cut_short_is_undecodable(engine: str) -> None:
     data = encoded(photograph(100, 100))
     with pytest.raises(Undecodable):
         decoded(engine, data[: len(data) // 2], Image(crop="whole"), [])
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_numbers_of_32_bits_are_refused_not_black(kind: str) -> None:
+    ramp = np.linspace(0, 1 if kind == "float32" else 255, 32 * 32).reshape(32, 32).astype(kind)
+    sink = io.BytesIO()
+    Pictures.fromarray(ramp).save(sink, "TIFF")
+    with pytest.raises(Undecodable, match="nothing says which of them is white"):
+        decoded("pillow", sink.getvalue(), Image(size=8), [0.5] * 41)
+
+
+def test_what_begins_as_no_image_is_quoted() -> None:
+    with pytest.raises(Undecodable, match="no known image begins with b'<!doctype ht'"):
+        decoded("pillow", b"<!doctype html><title>404</title>", Image(size=8), [0.5] * 41)
+
+
+def _animation(kind: str) -> bytes:
+    first, second = (Pictures.fromarray(np.full((24, 24, 3), grey, np.uint8)) for grey in (10, 200))
+    sink = io.BytesIO()
+    options = {"lossless": True} if kind == "WEBP" else {}
+    first.save(sink, kind, save_all=True, append_images=[second], **options)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "GIF", "PNG"])
+def test_of_an_animation_the_first_picture_is_taken(kind: str) -> None:
+    found = decoded("pillow", _animation(kind), Image(size=8), [0.5] * 41)
+    assert (found == 10).all()
+
+
+def test_transparency_is_left_out_without_a_warning() -> None:
+    palette = Pictures.fromarray(photograph(32, 32)).quantize(16)
+    whole = decoded("pillow", _saved(palette), Image(crop="whole"), [0.5] * 41)
+    for transparency in (3, bytes(range(0, 256, 16))):
+        data = _saved(palette, transparency=transparency)
+        assert (decoded("pillow", data, Image(crop="whole"), [0.5] * 41) == whole).all()
+
+
+def _saved(picture: Pictures.Image, **options: object) -> bytes:
+    sink = io.BytesIO()
+    picture.save(sink, "PNG", **options)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("colour", [2, 4, 6], ids=["rgb", "grey and alpha", "rgba"])
+def test_pngs_of_16_bits_in_all_colours(colour: int) -> None:
+    ramp = np.tile(np.linspace(0, 65535, 32), (32, 1))
+    rgb, opaque = [ramp, ramp / 2, ramp / 4], ramp * 0 + 65535
+    channels = {2: rgb, 4: [ramp, opaque], 6: [*rgb, opaque]}
+    planes = np.stack(channels[colour], -1).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in planes)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 32, 32, 16, colour, 0, 0, 0))
+    data = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    found = decoded("pillow", data, Image(crop="whole"), [0.5] * 41).astype(int)
+    shown = [planes[..., 0]] * 3 if colour == 4 else [planes[..., n] for n in range(3)]
+    assert np.abs(found - np.stack(shown, -1).astype(int) / 257).max() <= 1
+
+
+def test_cmyk_is_read_as_adobe_writes_it_with_its_marker_and_without() -> None:
+    rgb = Pictures.fromarray(photograph(48, 48))
+    sink = io.BytesIO()
+    rgb.convert("CMYK").save(sink, "JPEG", quality=98, subsampling=0)
+    data = sink.getvalue()
+    at = data.index(b"\xff\xee")
+    unmarked = data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :]
+    for some in (data, unmarked):
+        found = decoded("pillow", some, Image(crop="whole"), [0.5] * 41)
+        assert np.abs(found.astype(int) - np.asarray(rgb).astype(int)).mean() < 3

@@ -109,6 +109,7 @@ def test_the_extension_deals_as_python_does(mixture, slots):
     assert (earliest_deadline_first(np.ascontiguousarray(belong), came, dues) == expected).all()
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(30, 400), min_size=2, max_size=4),
@@ -144,6 +145,7 @@ def test_a_mixture_is_exact_on_any_number_of_ranks_across_resumes(sizes, worlds,
         assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "batch"), [(2, 8), (8, 8), (16, 4), (5, 16)])
 def test_ranks_of_a_blend_read_hardly_more_than_their_share(world, batch):
     samples, chunk = 60_000, 64

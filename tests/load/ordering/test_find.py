@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def test_a_sample_is_found_where_it_is_drawn(samples, chunk, window, stretch, wo
         assert positions_of(lanes, 0, sample, epoch=epoch) == [at]
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(sizes=st.lists(st.integers(1, 200), min_size=2, max_size=3), data=st.data())
 def test_every_place_of_a_sample_in_a_blend_is_found(sizes, data):

@@ -98,6 +98,7 @@ def test_a_cursor_resumes_on_another_world_size_without_loss_or_repeat(order, fi
     assert sorted(positions[positions < order.positions].tolist()) == list(range(cursor, order.positions))
 
 
+@pytest.mark.long
 @given(
     world=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24]),
     nodes=st.sampled_from([1, 2]),
@@ -125,6 +126,7 @@ def test_all_worlds_that_share_lanes_out_see_the_same_global_batches(order, worl
     assert all(one == seen[0] for one in seen)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(
     samples=st.integers(40, 900),
@@ -152,6 +154,7 @@ def test_jobs_of_any_worlds_one_after_the_other_get_every_sample_once(samples, c
     assert sorted(lanes.draw(range(samples), epoch=epoch + 1).sample.tolist()) == list(range(samples))
 
 
+@pytest.mark.long
 def test_a_job_that_changed_its_ranks_two_hundred_times_still_gets_every_sample_once():
     samples = 30_000
     order = Order(samples=samples, chunk=8, cut=Cut.for_world(4, 1), seed=1)
@@ -196,6 +199,7 @@ def test_default_lanes_suit_the_world_and_small_ones(world):
     assert lanes % 8 == 0
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),
@@ -217,6 +221,7 @@ def test_a_blend_keeps_its_weights_and_each_dataset_its_epochs(sizes, seed, lane
             assert len(set(mine[first : first + size].tolist())) == len(mine[first : first + size])
 
 
+@pytest.mark.long
 def test_ranks_of_a_blend_share_out_its_global_batches():
     orders = tuple(Order(samples=n, chunk=7, cut=Cut.for_world(4, 2)) for n in (500, 90, 3))
     shares = [Share(rank=r, world=4, batch=5) for r in range(4)]

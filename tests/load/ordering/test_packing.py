@@ -242,6 +242,7 @@ def test_a_pad_id_that_does_not_fit_is_refused(folder):
         Loader(folder, batch_size=1, seq_len=32, dtype=None, packing="pad", pad_id=-1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", ["concat", "pad", "buckets", "best-fit"])
 def test_datasets_blend_with_every_packing(tmp_path, packing):
     draw = np.random.default_rng(2)

@@ -46,6 +46,7 @@ def check(ranks, batch, one, other):
             assert abs(value - true.mean()) < room, (name, value, true)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 8), (4, 8)])
 def test_epochs_and_seeds_are_within_the_spread_of_true_permutations(ranks, batch):
     one = epoch_of(ranks)

@@ -107,6 +107,7 @@ def test_copies_that_differ_in_case_and_marks_are_exact_copies_of_folded_texts(
     assert (made.statistics.documents_out, made.statistics.dropped) == (4, {"duplicate": 2})
 
 
+@pytest.mark.long
 def test_a_band_that_many_share_makes_no_square_of_pairs() -> None:
     rows = np.arange(100_000, dtype=np.uint64)
     pairs = candidates(np.zeros(100_000, np.uint64), rows)

@@ -57,6 +57,7 @@ def documents(extract: Callable[[memoryview, str], Any], block: bytes) -> dict[i
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=250)
 @given(lines, st.booleans())
 @example([b'{"text": "a", "text": "b"}'], True)

@@ -7,7 +7,8 @@ import random
 import socket
 import ssl
 import threading
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -281,3 +282,37 @@ def test_a_secured_connection_that_was_closed_is_not_read_in_c(
         exchange._connection.close()
         with pytest.raises(NetworkError):
             read_all(exchange.read_into)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_who_is_woken_seldom_does_not_wait_for_what_never_comes(
+    scheme: str, authority: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is left behind the last slice, the server says nothing more and keeps the connection."""
+    trusted, chain = authority
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    monkeypatch.setattr(Server, "chain", chain if scheme == "https" else None)
+    mib, record = 1 << 20, 16 << 10
+    behind = [
+        0,
+        1,
+        256 * 1024,
+        512 * 1024 - record,
+        *(512 * 1024 + more for more in (-1, 0, 1, record, 70_000)),
+    ]
+    body = random.Random(0).randbytes(3 * mib)
+
+    def answer(path: str, count: int) -> tuple[bytes, bool]:
+        size = int(path[1:])
+        return OK + f"Content-Length: {size}\r\n\r\n".encode() + body[:size], False
+
+    with answering(answer) as server, Client(timeout_s=20.0) as client:
+        began = time.monotonic()
+        for size in (2 * mib + rest for rest in behind):
+            with closing(Exchange(client, Address(url=f"{server.url}/{size}"))) as exchange:
+                exchange.answer()
+                view, found = memoryview(bytearray(mib)), bytearray()
+                while count := exchange.read_into(view):
+                    found += view[:count]
+                assert found == body[:size]
+        assert time.monotonic() - began < 15

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from recorded_spans import spans_of
 from stoker.recording import KINDS
@@ -103,6 +104,7 @@ def test_an_evaluation_lasts_from_its_first_batch_to_its_loaders_end(probe: Prob
     assert [step.bytes for step in ring(tmp_path, "steps")] == [10, 10], "evaluated tokens are not trained"
 
 
+@pytest.mark.long
 def test_an_evaluation_that_the_program_ends_with_ends_where_it_was_last_seen(
     probe: Probe, tmp_path: Path
 ) -> None:

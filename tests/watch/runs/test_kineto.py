@@ -222,6 +222,7 @@ def test_where_a_piece_ends_does_not_matter(tmp_path, monkeypatch, size) -> None
     assert worked(read_recording(path).ranks[0].looks[0]) == worked(whole.ranks[0].looks[0])
 
 
+@pytest.mark.long
 def test_memory_grows_with_kernels_and_not_with_the_file(tmp_path) -> None:
     path = tmp_path / "trace.json.gz"
     trace = training(steps=3, kernels=10)

@@ -13,7 +13,7 @@ from stoker.formats.tar import BLOCK, is_header_of
 from stoker.load.assembly.batch import ignore, next_good, untouched
 from stoker.load.assembly.rows import Array, Batch
 from stoker.load.assembly.transform import Transforms
-from stoker.load.media.images import Images
+from stoker.load.media.members import Members
 from stoker.load.ordering.plan import Task
 from stoker.load.reading.chunks import Chunk
 from stoker.load.reading.layout import Piece, TarSamples
@@ -32,11 +32,12 @@ class SampleAssembler:
         batch_size: int,
         transforms: Transforms | None = None,
         collate: Collate | None = None,
-        images: Images | None = None,
+        media: Members | None = None,
     ) -> None:
         self._layouts, self._batch_size = layouts, batch_size
-        self._transforms, self._collate, self._images = transforms, collate or collate_samples, images
-        self._in_columns = images is not None and images.takes_columns and collate is None
+        self._transforms, self._collate, self._media = transforms, collate or collate_samples, media
+        self._in_columns = media is not None and media.takes_columns and collate is None
+        self._evens = media is not None and collate is None
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
@@ -44,9 +45,9 @@ class SampleAssembler:
         good = np.ones(len(task.draw), bool)
         samples = [self._cut(task, row, held, good) for row in range(len(good))]
         columns: dict[str, Any] = {}
-        if self._images:
+        if self._media:
             keys = [sample["__key__"] for sample in samples]
-            decoded = self._images.of(
+            decoded = self._media.of(
                 task,
                 samples,
                 good=good,
@@ -73,20 +74,22 @@ class SampleAssembler:
         return batches
 
     def _collated(self, samples: list[Any], columns: dict[str, Any], rows: slice) -> Any:
-        """A batch; its images lie side by side already, unless somebody wanted single samples."""
+        """A batch; its images and sounds lie side by side already, unless somebody wanted single samples."""
         beside = {name: column[rows] for name, column in columns.items()}
-        if self._images and not self._in_columns:
-            beside = {name: column for name, column in beside.items() if name not in self._images.names}
+        if self._media and not self._in_columns:
+            beside = {name: column for name, column in beside.items() if name not in self._media.names}
         if self._in_columns:
             samples = [
                 {name: one for name, one in sample.items() if name not in beside} for sample in samples
             ]
         batch = self._collate(samples)
+        if self._media and self._evens:
+            batch = self._media.batched(batch)
         if not beside:
             return batch
         if not isinstance(batch, dict):
             raise UsageError(
-                f"{', '.join(beside)} go along with images, and a {type(batch).__name__} has no place",
+                f"{', '.join(beside)} go along with decoded media, and a {type(batch).__name__} has no place",
                 hint="let `collate` make a dict",
             )
         return {**batch, **beside}
@@ -114,7 +117,7 @@ class SampleAssembler:
                 raise _misled(piece, key, suffix, start)
             content = chunk.data[start + shift : stop + shift]
             # what is decoded before the chunk is given back need not be copied
-            found[suffix] = content if self._images else content.tobytes()
+            found[suffix] = content if self._media else content.tobytes()
         return found
 
 

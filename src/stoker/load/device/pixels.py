@@ -16,7 +16,7 @@ from stoker.load.media.mixing import BOX, OTHER, WEIGHT
 
 def as_asked(batch: Any, columns: dict[str, Image]) -> Any:
     """A batch of tensors with its images as they were asked for: [rows, channels, height, width] over memory
-    that has the channels last."""
+    that has the channels last, videos [rows, frames, channels, height, width]."""
     if not isinstance(batch, dict):
         return batch
     made: Batch = dict(batch)
@@ -34,7 +34,7 @@ def as_asked(batch: Any, columns: dict[str, Image]) -> Any:
 def _floats(name: str, pixels: Any, image: Image) -> Any:
     """Pixels of [..., height, width, 3], or what a transform made of them, which is theirs."""
     wanted: torch.dtype = getattr(torch, image.number)
-    is_picture = isinstance(pixels, torch.Tensor) and pixels.ndim in (3, 4) and pixels.shape[-1] == 3
+    is_picture = isinstance(pixels, torch.Tensor) and pixels.ndim in (3, 4, 5) and pixels.shape[-1] == 3
     if wanted == torch.uint8 or not is_picture or pixels.dtype != torch.uint8:
         check_left_alone(name, image, pixels)
         return pixels.movedim(-1, -3) if is_picture else pixels

@@ -1,27 +1,22 @@
-"""Images of samples: their members decoded into the arrays of a batch, by the threads that run a transform.
-
-An image that cannot be decoded is the user's policy: an error that names it, another sample in its place, or
-a black one. It is counted and named in the report either way.
-"""
+"""Images of samples: decoded into the arrays of a batch, by the threads that run a transform."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stoker.errors import BadShardError, UsageError
 from stoker.load.assembly.rows import Buffers
-from stoker.load.assembly.transform import Transform, Transforms
-from stoker.load.media.boxes import DRAWN, crop_of, keys_of, uniforms
-from stoker.load.media.decode import Decoder, DrawCrop, Engine, Pixels, Undecodable, choose_engine
+from stoker.load.media.boxes import DRAWN, crop_of, uniforms
+from stoker.load.media.decode import Decoder, DrawCrop, Engine, Pixels, choose_engine
 from stoker.load.media.image import Image
+from stoker.load.media.kinds import Troubles, keys_of_task
 from stoker.load.media.mixing import BOX, OTHER, WEIGHT, mix_columns
 from stoker.load.ordering.plan import Task
-from stoker.mixing import Keys, key_of
 
 SUFFIXES = (
     "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "avif",
@@ -29,9 +24,6 @@ SUFFIXES = (
 )  # fmt: skip
 LABEL, IS_OK = "cls", "image_ok"
 MIXED = (WEIGHT, BOX, OTHER)
-_NAMED = 8  # images that could not be decoded, in the report
-
-Sample = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,59 +38,26 @@ class ImageReport:
     named: tuple[str, ...]  # some of the corrupt ones, and what is wrong with them
 
 
-@dataclass(kw_only=True, slots=True)
-class _Job:
-    """One sample to be decoded, into rows of a batch."""
-
-    sample: Sample
-    named: str
-    draws: list[DrawCrop]
-    outs: list[Pixels | None]
-    wrong: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decoded:
-    """The samples of a task with their images; where nothing changed them, these are the columns."""
-
-    samples: list[Any]
-    columns: dict[str, Any] = field(default_factory=dict)
-    good: Any = None  # which rows are what the order asked for
-
-
 class Images:
-    """Makes the image columns of a loader. Called by the thread that assembles; `close` is safe twice."""
+    """Makes the image columns of a loader."""
+
+    what, suffixes = "image", (SUFFIXES,)
 
     def __init__(
-        self,
-        columns: dict[str, Image],
-        *,
-        seed: int,
-        on_corrupt: str,
-        threads: int,
-        transform: Transform | None,
-        engine: Engine | None = None,
+        self, columns: dict[str, Image], *, seed: int, on_corrupt: str, engine: Engine | None = None
     ) -> None:
         first = next(iter(columns.values()))
-        self._columns, self._seed, self._transform = columns, seed, transform
-        self._policy = first.on_corrupt or on_corrupt
-        self._member, self._mixes = first.member, first.mixes
+        self._columns, self._seed = columns, seed
+        self.policy, self.member = first.on_corrupt or on_corrupt, first.member
+        self.columns = frozenset(columns)
+        self.taken = {*columns, IS_OK, *(MIXED if first.mixes else ())}
+        self.is_even = all(one.crop != "whole" for one in columns.values())
         self._engine = engine or choose_engine(first.engine)
         self._decoder = Decoder(self._engine, max_pixels=first.max_pixels)
-        self._threads = Transforms(self._run, threads=threads)
         self._buffers = {name: Buffers() for name in columns}
-        self._decoded = self._by_library = self._corrupt = 0
-        self._named: list[str] = []
+        self._decoded = self._by_library = 0
+        self._troubles = Troubles()
         self._counting = threading.Lock()
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._columns.keys()
-
-    @property
-    def takes_columns(self) -> bool:
-        """Nobody asked for single samples, and all images are of one size."""
-        return self._transform is None and all(one.crop != "whole" for one in self._columns.values())
 
     def report(self) -> ImageReport:
         return ImageReport(
@@ -106,50 +65,32 @@ class Images:
             why=self._engine.why,
             decoded=self._decoded,
             by_library=self._by_library,
-            corrupt=self._corrupt,
-            named=tuple(self._named),
+            corrupt=self._troubles.count,
+            named=self._troubles.named,
         )
 
-    def of(
-        self,
-        task: Task,
-        samples: Sequence[Sample],
-        *,
-        good: Any,
-        named: Callable[[int], str],
-        on_sample: Callable[[str], None],
-    ) -> Decoded:
-        """The samples of a task with their images, and with the user's transform. Rows that are not `good`
-        are left as they are, and more may be no good afterwards."""
-        rooms, draws = self._rooms(len(samples)), self._draws(task)
-        jobs = [
-            _Job(
-                sample=sample,
-                named=named(row),
-                draws=[draw(row) for draw in draws],
-                outs=[None if room is None else room[row] for room in rooms.values()],
-            )
-            for row, sample in enumerate(samples)
-        ]
-        wanted = np.flatnonzero(good).tolist()
-        made = self._threads.of(
-            [jobs[row] for row in wanted], named=lambda at: jobs[wanted[at]].named, on_sample=on_sample
+    def begin(self, task: Task) -> _Pictures:
+        return _Pictures(
+            self._decoded_one,
+            self._columns,
+            self._rooms(len(task.draw)),
+            self._draws(task),
+            self._mixes(task),
         )
-        found: list[Any] = list(samples)
-        for row, one in zip(wanted, made, strict=True):
-            found[row] = one
-        is_whole = np.array([not job.wrong for job in jobs], bool)
-        self._count(jobs)
-        if self._policy != "replace":
-            good = good & is_whole
-        columns = {name: room for name, room in rooms.items() if room is not None}
-        columns.update(mix_columns(self._columns, self._keys(task, len(self._columns))))
-        if self._policy == "replace":
-            columns[IS_OK] = is_whole
-        return Decoded(samples=found, columns=columns, good=good)
 
-    def close(self) -> None:
-        self._threads.close()
+    def count(self, wrong: str) -> None:
+        self._troubles.add(wrong)
+
+    def evened(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {}  # who asked for whole images has them in their own sizes
+
+    def _decoded_one(self, data: Any, draws: list[DrawCrop], outs: list[Pixels | None]) -> list[Pixels]:
+        """The crops of one image, in a thread of the pool."""
+        found, by_library = self._decoder.crops(data, draws, outs)
+        with self._counting:
+            self._decoded += 1
+            self._by_library += by_library
+        return found
 
     def _rooms(self, rows: int) -> dict[str, Any]:
         """Where images go; none for those of their own sizes."""
@@ -169,101 +110,45 @@ class Images:
             )
 
         return [
-            of(image, uniforms(self._keys(task, which), DRAWN).tolist())
+            of(image, uniforms(keys_of_task(task, seed=self._seed, what=which), DRAWN).tolist())
             for which, image in enumerate(self._columns.values())
         ]
 
-    def _keys(self, task: Task, which: int) -> Keys:
-        draw = task.draw
-        epochs = draw.laps if len(draw.laps) else np.full(len(draw), task.epoch, np.int64)
-        return keys_of(
-            seed=key_of(self._seed),
-            epochs=epochs,
-            datasets=draw.dataset,
-            samples=draw.sample,
-            what=which,
-        )
+    def _mixes(self, task: Task) -> dict[str, Any]:
+        return mix_columns(self._columns, keys_of_task(task, seed=self._seed, what=len(self._columns)))
 
-    def _run(self, job: _Job) -> Any:
-        """One sample, in a thread of the pool."""
-        images = self._images_in(job.sample)
-        sample = {name: _kept(name, content, images) for name, content in job.sample.items()}
-        try:
-            sample.update(self._decode(sample, job))
-        except Undecodable as error:
-            job.wrong = f"{job.named}: {error}"
-            if self._policy == "raise":
-                raise BadShardError(
-                    f"the image of {job.named} cannot be decoded: {error}",
-                    hint='mend or leave out the sample, or give on_corrupt="skip": another stands in for it, '
-                    "counted and named in the report",
-                ) from None
-            if self._policy == "skip":
-                return sample
-            rest = {name: one for name, one in sample.items() if name not in images}
-            sample = {**rest, **self._black(job)}
-        if LABEL in sample:
-            sample[LABEL] = _label(sample[LABEL], job.named)
-        return self._transform(sample) if self._transform else sample
 
-    def _decode(self, sample: Sample, job: _Job) -> dict[str, Pixels]:
-        data = sample.pop(self._suffix(sample))
-        taken = sample.keys() & {*self._columns, *(MIXED if self._mixes else ()), IS_OK}
-        if taken:
-            raise UsageError(
-                f"{job.named} has a member {', '.join(sorted(taken))}, and batches a column of that name",
-                hint="give images other names: image={'pixels': stoker.Image(...)}",
-            )
-        if len(data) == 0:
-            raise Undecodable("its member is empty")
-        found, by_library = self._decoder.crops(data, job.draws, job.outs)
-        with self._counting:
-            self._decoded += 1
-            self._by_library += by_library
-        return dict(zip(self._columns, found, strict=True))
+class _Pictures:
+    """The images of one task."""
 
-    def _suffix(self, sample: Sample) -> str:
-        if self._member:
-            if self._member not in sample:
-                raise Undecodable(f"it has no member {self._member}")
-            return self._member
-        found = self._images_in(sample)
-        if len(found) != 1:
-            which = f"{', '.join(found)} all are" if found else "none is"
-            raise Undecodable(
-                f"of its members ({', '.join(sample.keys() - {'__key__'})}) {which} an image: "
-                "say which: Image(member=...)"
-            )
-        return found[0]
+    def __init__(
+        self,
+        decode: Callable[[Any, list[DrawCrop], list[Pixels | None]], list[Pixels]],
+        images: dict[str, Image],
+        rooms: dict[str, Any],
+        draws: Sequence[Callable[[int], DrawCrop]],
+        mixes: dict[str, Any],
+    ) -> None:
+        self._decode, self._images, self._rooms, self._draws = decode, images, rooms, draws
+        self.columns = {**{name: room for name, room in rooms.items() if room is not None}, **mixes}
 
-    def _images_in(self, sample: Sample) -> list[str]:
-        """The members that are to be decoded: one, in a sample as it should be."""
-        if self._member:
-            return [self._member] if self._member in sample else []
-        return [name for name in sample if name.lower() in SUFFIXES]
+    def decode(self, row: int, data: Any) -> dict[str, Any]:
+        found = self._decode(data, [draw(row) for draw in self._draws], self._outs(row))
+        return dict(zip(self._images, found, strict=True))
 
-    def _black(self, job: _Job) -> dict[str, Pixels]:
+    def blank(self, row: int) -> dict[str, Any]:
         found = {}
-        for (name, image), out in zip(self._columns.items(), job.outs, strict=True):
+        for (name, image), out in zip(self._images.items(), self._outs(row), strict=True):
             room = np.empty((image.size, image.size, 3), np.uint8) if out is None else out
             room[:] = 0
             found[name] = room
         return found
 
-    def _count(self, jobs: Sequence[_Job]) -> None:
-        for job in jobs:
-            if job.wrong:
-                self._corrupt += 1
-                if len(self._named) < _NAMED and job.wrong not in self._named:
-                    self._named.append(job.wrong)
+    def _outs(self, row: int) -> list[Pixels | None]:
+        return [None if room is None else room[row] for room in self._rooms.values()]
 
 
-def _kept(name: str, content: Any, images: Collection[str]) -> Any:
-    """A member's bytes, copied out of its chunk; an image is decoded where it lies."""
-    return content.tobytes() if isinstance(content, np.ndarray) and name not in images else content
-
-
-def _label(value: Any, named: str) -> int:
+def label_of(value: Any, named: str) -> int:
     """A class, as it is written in a member."""
     try:
         return int(bytes(value))

@@ -25,6 +25,7 @@ FORMATS = (
     "AVIF",
     "JPEG2000",
 )  # none that starts another program
+_OF_16_BITS = ("PNG", "PPM")  # which older Pillows open as if of 32
 _ORIENTATION, _SHORT = 0x0112, 3
 
 # What decoders of broken bytes raise: Pillow's own list is not written down anywhere.
@@ -52,7 +53,10 @@ BROKEN = (
 
 def open_picture(data: Any) -> Any:  # a PIL image; of anything that has a buffer
     """Its header only: no pixel is decoded yet."""
-    return Pictures.open(io.BytesIO(data), formats=FORMATS)
+    try:
+        return Pictures.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:  # whose message is of a buffer's address
+        raise UnidentifiedImageError(f"no known image begins with {bytes(data[:12])!r}") from None
 
 
 def size_of(picture: Any) -> tuple[int, int, int]:
@@ -105,9 +109,19 @@ def decode_crop(picture: Any, crop: Crop, *, denominator: int) -> npt.NDArray[np
 def _colours(picture: Any) -> Any:
     """Red, green and blue of a byte each, without transparency."""
     picture.load()
+    if picture.mode == "F" or (picture.mode == "I" and picture.format not in _OF_16_BITS):
+        raise ValueError(
+            f"its pixels are numbers of 32 bits ({picture.format}, mode {picture.mode}), and nothing says "
+            "which of them is white: make bytes of them beforehand"
+        )
     if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
         grey = np.asarray(picture)
         return Pictures.fromarray((grey.astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # else it warns
     return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def resized(pixels: npt.NDArray[np.uint8], crop: Crop) -> npt.NDArray[np.uint8]:
+    """The crop of pixels that something else has decoded."""
+    return decode_crop(Pictures.fromarray(pixels), crop, denominator=1)

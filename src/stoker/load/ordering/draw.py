@@ -34,6 +34,12 @@ class Draw:
     def dataset(self) -> Integers:
         return np.array([dataset for dataset, _, _ in self.keys], np.int64)[self.chunk]
 
+    def keys_by_turn(self) -> list[Key]:
+        """The chunks in the order in which they are first needed."""
+        first = np.full(len(self.keys), len(self), np.int64)
+        first[self.chunk[::-1]] = np.arange(len(self) - 1, -1, -1)  # of several the last holds
+        return [self.keys[which] for which in np.argsort(first, kind="stable").tolist()]
+
     def rows(self, rows: Integers) -> Draw:
         """Some of it, or some of it twice, with all chunks."""
         laps = self.laps[rows] if len(self.laps) else self.laps

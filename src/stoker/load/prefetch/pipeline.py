@@ -22,6 +22,7 @@ import numpy as np
 from stoker import spans
 from stoker.load.assembly.batch import AllDamagedError, Assembler
 from stoker.load.assembly.rows import Batch
+from stoker.load.ordering.draw import Draw, Key
 from stoker.load.ordering.plan import Cursor, Planner, Task
 from stoker.load.prefetch.tune import Seen, Tuner
 from stoker.load.reading.chunks import Chunks
@@ -55,11 +56,13 @@ class Maker:
         group: int,
         alone: bool = False,
         in_turn: bool = False,
+        order: Callable[[Draw], Sequence[Key]] = lambda draw: draw.keys,
         finish: Callable[[Batch], Batch] | None = None,
         made: Callable[[], Any] = lambda: None,
     ) -> None:
+        """`order`: in which the chunks of a group are asked for."""
         self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
-        self._alone, self._in_turn, self._mark_made = alone, in_turn, made
+        self._alone, self._in_turn, self._mark_made, self._order = alone, in_turn, made, order
         self._group = group
         self._made = 0
         self.ahead = 1  # tasks whose chunks are being read ahead
@@ -110,7 +113,8 @@ class Maker:
         keys = task.draw.keys
         cache = self._cache(len(keys))
         begin = time.monotonic()
-        needed = dict.fromkeys(itertools.chain(keys, *(more.draw.keys for more in soon)))
+        asked = (self._order(one.draw) for one in (task, *soon))
+        needed = dict.fromkeys(itertools.chain.from_iterable(asked))
         if not self._in_turn:
             cache.prefetch(needed, keep=needed)
         held = cache.hold(keys)

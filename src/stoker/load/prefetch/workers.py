@@ -233,7 +233,10 @@ def _make_items(recipe: Recipe, pipe: Connection, ring: Ring, slots: queue.Simpl
     # on the host: a device of each worker would only be copied from, through pickles
     # images stay bytes until they are there, whatever is to be made of them
     images = {name: replace(one, dtype="") for name, one in recipe.options.images.items()}
-    options = replace(recipe.options, workers="inline", output="numpy", device="", image=images or None)
+    video = replace(recipe.options.video, dtype="") if recipe.options.video else None
+    options = replace(
+        recipe.options, workers="inline", output="numpy", device="", image=images or None, video=video
+    )
     loader = Loader(**given(options, LoaderOptions))
     for number, group in loader.items(
         recipe.cursor, begin=recipe.begin, first=recipe.first, step=recipe.workers, on_sample=ring.say

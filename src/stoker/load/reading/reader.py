@@ -84,6 +84,11 @@ class ShardReader:
         """Whether files are brought near when they are asked for."""
         return self._cached is not None
 
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether files that are brought near give way to others while they are still needed."""
+        return self._cached is not None and not self._cached.open_files
+
     def read(self, name: str, start: int, out: Bytes) -> list[tuple[int, int]]:
         """Fill `out` with the bytes from `start` on; the stretches of it that are damaged (by policy)."""
         while True:

@@ -113,14 +113,14 @@ def look_anew(folder: int | Path) -> None:
 def found(path: Path, owner: Owner) -> bool:
     """Sit down where nobody has a seat; False if another was quicker."""
     new = path.with_name(f"{path.name}.{owner.token}{_NEW}")
-    won = False
+    furnished = won = False
     try:
         new.mkdir(parents=True)
         if _is_a_groups(new.parent):
             new.chmod(0o2770)  # any member may take over from another, whatever the umask says
         with opened(new) as folder:
-            won = folder is not None and _furnish(folder, owner)
-        won = won and _rename_folder(new, path, seat=_seat(owner))
+            furnished = folder is not None and _furnish(folder, owner)
+        won = furnished and _rename_folder(new, path, seat=_seat(owner))
     finally:
         if not won:
             _discard(new)

@@ -13,6 +13,7 @@ import select
 import socket
 import time
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urljoin
 
@@ -23,6 +24,8 @@ from stoker.stage.wire.heads import Answer, BadHead, Body, chunk_bytes, read_hea
 LOW_SPEED = 1024  # bytes a second, below which a connection is as good as dead
 LATE = -3  # what flight.c says where nothing came for too long; below: something else than was asked for
 _MOST_INTERIM = 8
+_WAKE_BYTES = 256 << 10  # what a sleeping read is woken for
+_MUCH_BYTES = 1 << 20  # and of what: a slice, which a lane wants at once only where that comes in 20 ms
 HEAD_BYTES = 16 << 10  # the most that nginx and S3 themselves take as a head
 _SAFE = "/%:@!$&'()*+,;=~?"  # what may stand in a request's target as it is, beside letters and digits
 _HOST = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII).fullmatch
@@ -113,6 +116,7 @@ class Connection:
         self._absolute, self._always = absolute, always
         self._body_flags = socket.MSG_WAITALL if waits_for_all else 0
         self._is_tcp = plug.family in (socket.AF_INET, socket.AF_INET6)
+        self._wakes_at = 1  # bytes that must be there before a read of ours is woken
         self._buffer = bytearray(HEAD_BYTES)
         self._view = memoryview(self._buffer)
         self._from = self._to = 0  # what of the buffer was received and not yet read
@@ -205,8 +209,10 @@ class Connection:
             raise NetworkTimeout(self._slow)
         if not body.left and not self._next_chunk():
             return 0
-        if self._is_tcp and body.left <= len(view):
-            self._hurry()
+        if self._is_tcp:
+            self._wake_seldom(len(view))
+            if body.left <= len(view):
+                self._hurry()
         count = self._receive(view[: body.left])
         if body.until_close:
             body.left = body.left if count else 0
@@ -292,6 +298,18 @@ class Connection:
         view[:count] = self._view[self._from : self._from + count]
         self._from += count
         return count
+
+    def _wake_seldom(self, wanted: int) -> None:
+        """Where much is wanted, and as much is sure to come behind it, sleep until a good part of it is
+        there: else the kernel wakes this thread for each segment. Over TLS 2 GiB took 2.67 s so instead of
+        2.80 s, with the server on the same two cores (medians of four)."""
+        behind = self._body.left - wanted  # of which OpenSSL may hold a record already
+        is_much = wanted >= _MUCH_BYTES and behind >= 2 * _WAKE_BYTES
+        wakes_at = _WAKE_BYTES if is_much else 1
+        if wakes_at != self._wakes_at:
+            self._wakes_at = wakes_at
+            with suppress(OSError):  # it is closed: the read will say so
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
 
     def _hurry(self) -> None:
         """Acknowledge at once what comes now. Else our kernel keeps that back for up to 40 ms, and a

@@ -186,6 +186,14 @@ def test_broken_sound_is_named(tmp_path: Path, what: str) -> None:
         one_of(tmp_path, "wav", BROKEN[what])
 
 
+def test_an_mp3_whose_channels_change_is_broken_and_kills_nobody(
+    tmp_path: Path, encode: Callable[..., bytes]
+) -> None:
+    sides = [encode("mp3", "-f", "lavfi", "-i", "sine=440:duration=1", "-ac", n) for n in ("2", "1")]
+    with pytest.raises(BadShardError, match="cannot be decoded"):
+        one_of(tmp_path, "mp3", b"".join(sides), audio=stoker.Audio(crop="whole"))
+
+
 def test_a_flac_cut_short_is_broken(tmp_path: Path, encode: Callable[..., bytes]) -> None:
     data = encode("flac", "-f", "lavfi", "-i", "sine=440:duration=3")
     with pytest.raises(BadShardError, match="cannot be decoded"):
@@ -208,7 +216,7 @@ def test_skipped_or_replaced_it_is_counted(tmp_path: Path) -> None:
     samples = [[("wav", as_wav(ramp(1) + 5)), ("cls", b"%d" % n)] for n in range(8)]
     samples[3][0] = ("wav", b"none")
     folder = make_pictures(tmp_path, samples)
-    with loader(folder, on_corrupt="skip") as one:
+    with loader(folder, on_corrupt="skip", workers="inline") as one:  # a thread runs ahead, and counts more
         labels = {int(label) for batch in one for label in batch["cls"]}
         report = one.report()
     assert labels == set(range(8)) - {3}

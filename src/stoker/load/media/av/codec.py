@@ -152,6 +152,8 @@ def _mixed(found: Waves, audio: Audio) -> Waves:
 def _whole(data: Any, audio: Audio, channels: int) -> Waves:
     """All of it; a header that says less than there is does not make it more than `max_seconds`."""
     opened = _resampled(data, audio, channels=channels)
+    # torchcodec 0.13 dies of a stream whose channels change while it resamples; as it is, it raises
+    _decoded(_sound_of(data), 0.0, audio.max_seconds + 1)
     most = max(opened.metadata.begin_stream_seconds or 0.0, 0.0) + audio.max_seconds + 1
     found = _decoded(opened, 0.0, most)
     if found is None:
@@ -164,6 +166,8 @@ def _stretch(data: Any, audio: Audio, channels: int, begin: float) -> Waves | No
     """The samples that are asked for, from a second on; none where it has ended before."""
     opened = _resampled(data, audio, channels=channels)
     begin = max(0.0, begin)
+    if _decoded(_sound_of(data), begin, begin + audio.seconds + 2 / audio.rate) is None:  # as in `_whole`
+        return None
     # a little more: where seconds are cut out of FFmpeg's frames a sample may be lost to rounding
     found = _decoded(opened, begin, begin + audio.seconds + 2 / audio.rate)
     return None if found is None else _mixed(found[:, : audio.samples], audio)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 
 NEVER = float("inf")
-_LATE = 64  # reads that are under way at a time, at most
+_LATE = 256  # 64 reads that are under way at a time, at most, each of a shard of up to four files
 
 
 class Foresight:

@@ -115,9 +115,10 @@ class NoShrinking:
     """Hypothesis stops at the first example that fails."""
 
     @pytest.hookimpl(trylast=True)
-    def pytest_configure(self) -> None:
+    def pytest_configure(self, config: pytest.Config) -> None:
         from hypothesis import Phase, settings
 
+        config.addinivalue_line("markers", "flaky: tried again elsewhere; here once, as any other")
         settings.register_profile(
             "mutation", settings.get_profile("stoker"), phases=(Phase.explicit, Phase.generate)
         )

@@ -15,17 +15,45 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from conftest import prepare_inline, write_jsonl
 from kept_values import keep, plain
 from stoker.errors import StokerError
 from stoker.manifest import TokenizerRecord
 from stoker.prepare.check import adopt, verify_dataset
 from stoker.prepare.curate.recipe import Ask, Curation
+from stoker.prepare.launch.worker import load_entry, run_task
 from stoker.prepare.plan import Options, make_plan
 from stoker.prepare.portions import Share
+from stoker.prepare.run import prepare
 from stoker.prepare.sources.documents import Source
 
 KEPT = Path(__file__).parent / "kept"
+
+
+class _Inline:
+    """Runs the tasks of a stage one after another, and hears nothing of it."""
+
+    def run(self, ledger: Any, stage: str, numbers: Any, on_done: Any) -> None:
+        entry = load_entry("stoker.prepare.tasks:run_task")
+        for number in numbers:
+            run_task(entry, ledger, stage, number)
+            on_done(number)
+
+    def planned(self, plan: Any, folder: Path) -> None: ...
+    def stage(self, name: str, *, total: int, done: int) -> None: ...
+    def advance(self, name: str, number: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def prepare_inline(*sources: Path, **given: Any) -> Any:
+    plainly = {name: str(one) if isinstance(one, Path) else one for name, one in given.items()}
+    return prepare(Options(sources=tuple(map(str, sources)), **plainly), _Inline(), watcher=_Inline())
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), "utf-8")
+    return path
+
+
 PLANS = 40
 RECORD = TokenizerRecord(
     name="t", digest="00", vocabulary=70_000, eod=0, engine="huggingface", engine_version="1"

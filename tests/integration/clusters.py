@@ -123,9 +123,11 @@ class Bench:
         return {path.name: path.read_bytes() for path in (self.folder / out).iterdir() if path.name[0] != "."}
 
     def made_here(self, *options: str) -> dict[str, bytes]:
-        """The same dataset, made by processes of this machine; once for all tests that ask for it."""
+        """The same dataset, made by processes of this machine; once for all tests that ask for it; those with
+        filters have their own."""
         said = "".join(Path(option).name for option in options)
-        out = self.corpus.with_name(f"{self.corpus.name}-made-here{said}")
+        home = self.folder / "reference" if "--filter" in options else self.corpus
+        out = home.with_name(f"{home.name}-made-here{said}")
         if not (out / "manifest.json").exists():
             done = self.run(str(out), *options)
             assert done.returncode == 0, done.stderr

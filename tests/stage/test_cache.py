@@ -387,7 +387,7 @@ def test_files_can_be_read_from_memory(origin, near_of, monkeypatch):
 
 def test_what_does_not_fit_into_memory_is_read_from_the_disk(origin, near_of, monkeypatch, tmp_path):
     monkeypatch.setattr("stoker.stage.preload.shm_folder", lambda: tmp_path / "shm")
-    monkeypatch.setattr("stoker.stage.preload.free_bytes", lambda: BIG)
+    monkeypatch.setattr("stoker.machine.allowed.free_bytes", lambda: BIG)
     near = near_of(origin, preload="shm")
     assert near.local_path("big-0") == near.folder / "big-0"
 

@@ -192,13 +192,13 @@ def test_who_has_read_nothing_is_before_the_first_turn() -> None:
     assert Foresight("ab").distance("b") == 1.0
 
 
-def test_a_turn_that_64_reads_went_past_is_not_waited_for() -> None:
-    ahead = Foresight(["late", *["x"] * 70, "late"])
-    for _ in range(64):
+def test_a_turn_that_256_reads_went_past_is_not_waited_for() -> None:
+    ahead = Foresight(["late", *["x"] * 260, "late"])
+    for _ in range(256):
         ahead.used("x")
     assert ahead.next_use("late") == 0
     ahead.used("x")
-    assert ahead.next_use("late") == 71
+    assert ahead.next_use("late") == 261
 
 
 @given(

@@ -18,7 +18,8 @@ def test_without_torchcodec_it_says_the_pip_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     with pytest.raises(MissingPackageError, match="torchcodec is not installed") as raised:
         codec.codec.__wrapped__()
-    assert "pip install torchcodec" in raised.value.hint
+    assert "pip install" in raised.value.hint
+    assert "torchcodec" in raised.value.hint
 
 
 @pytest.mark.parametrize(("error", "hint"), [(FFMPEG, "apt install ffmpeg"), (CUDA, "'torchcodec<0.14'")])

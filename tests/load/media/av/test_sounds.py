@@ -11,6 +11,7 @@ from pictures import make_pictures
 
 import stoker
 from stoker.errors import BadShardError, UsageError
+from stoker.load.media.av.codec import sound as decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,6 +159,19 @@ def test_what_ffmpeg_encodes_is_decoded(tmp_path: Path, encode: Callable[..., by
     assert batch["audio_length"].tolist() == [8_000, 8_000]
     spectrum = np.abs(np.fft.rfft(batch["audio"][0, 0]))
     assert abs(int(spectrum.argmax()) * 2 - 440) < 4
+
+
+@pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg", "m4a"])
+def test_a_sound_that_is_long_enough_is_never_short(encode: Callable[..., bytes], kind: str) -> None:
+    """Wherever its seconds begin: an MP3 of a second says that it has a twelfth more."""
+    data = np.frombuffer(encode(kind, given=as_wav(ramp(1))), np.uint8)
+    audio = stoker.Audio(seconds=0.5)
+
+    def at(share: float) -> Callable[[int], int]:
+        return lambda count: int(share * max(0, count - audio.samples))
+
+    lengths = [decode(data, audio, at(share)).shape[1] for share in np.linspace(0, 1, 30)]
+    assert set(lengths) == {audio.samples}
 
 
 def test_the_sound_of_a_video_is_taken_where_nothing_else_is_sound(tmp_path: Path, video: bytes) -> None:

@@ -119,6 +119,9 @@ def sound(data: Any, audio: Audio, start_of: Callable[[int], int]) -> Waves:
     if found is None or (start and found.shape[1] < audio.samples - _SLACK_S * audio.rate):
         start = start_of(round(_counted(data, first, audio.max_seconds) * audio.rate))
         found = _stretch(data, audio, channels, first + start / audio.rate)
+    # a header of MP3 counts what its coder put around the sound, and seconds are rounded to samples
+    if start and found is not None and (lacks := audio.samples - found.shape[1]) > 0:
+        found = _stretch(data, audio, channels, first + max(0, start - lacks - 1) / audio.rate)
     if found is None or not found.shape[1]:
         raise Undecodable(_NOTHING)
     return _checked(found)

@@ -4,7 +4,7 @@ Method: doctor's snapshot of this machine is taken once; then nvidia-smi, lscpu,
 getconf, free, ip, timedatectl and torch.utils.collect_env are asked for the same. What none of them
 says is listed as such. It measures nothing and changes nothing.
 
-    python benchmarks/doctor_second_source.py [--json]
+    python benchmarks/doctor_second_source.py [--json] [--keep]    # --keep: in benchmarks/results, as others
 
 Exit code 1 where two sources differ. Takes some seconds; torch is asked where it is installed.
 """
@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from kept_runs import RESULTS, keep
 
 from stoker.machine.plain import Unknown
 from stoker.machine.read import read_machine
@@ -57,8 +59,11 @@ def main() -> int:
     rows = [
         row for ask in (memory, limits, cpu, place, network, cards, stack, around) for row in ask(machine)
     ]
+    told = [{**asdict(row), "verdict": row.verdict} for row in rows]
+    if "--keep" in sys.argv:
+        keep(RESULTS / "doctor_second_source.json", {**_machine(machine), "rows": told})
     if "--json" in sys.argv:
-        print(json.dumps([{**asdict(row), "verdict": row.verdict} for row in rows], indent=1))
+        print(json.dumps(told, indent=1))
     else:
         width = max(len(row.value) for row in rows)
         for row in rows:
@@ -68,6 +73,11 @@ def main() -> int:
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("same", "DIFFERS")}
     print(f"{len(rows)} values, {counts['same']} same, {counts['DIFFERS']} differ", file=sys.stderr)
     return 1 if counts["DIFFERS"] else 0
+
+
+def _machine(machine: Snapshot) -> dict[str, object]:
+    gpus = () if isinstance(machine.gpus, Unknown) else machine.gpus
+    return {"gpu": gpus[0].name if gpus else "", "cores": machine.cpu.cores}
 
 
 def said(*words: str) -> str:

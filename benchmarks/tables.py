@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kept_runs import LAST, Spread, newest, runs
+from kept_runs import LAST, Spread, machine_of, newest, runs
 from scenario_tables import confusion, foreign, kineto, scenario_runs, scenarios
 
 ROOT = Path(__file__).parent.parent
@@ -265,10 +265,10 @@ def load() -> str:
             f"| {_OURS.get(name, name)} | {rate.said(',.0f')} | {first.said(',.0f', unit=' ms')} | "
             f"{held.said(',.0f', unit=' MB')} |"
         )
-    report = newest("load_tokens")
+    report = next(run for run in reversed(runs("load_tokens")) if "cold, slow disk" in run)
     slow = report["cold, slow disk"]
     cold = (
-        f"\nA first epoch past the page cache (O_DIRECT), verified, in the newest run: {_cold(slow)}, of a "
+        f"\nA first epoch past the page cache (O_DIRECT), verified, in the newest run of it: {_cold(slow)}, of a "
         f"disk that is kept at {slow['gb_s']} GB/s. As the disk is, after the first GB: "
         f"{_cold_unhindered(report['cold'])}.\n"
     )
@@ -409,6 +409,17 @@ def _disk(key: str) -> Spread:
 
 def _waits(way: str) -> Spread:
     return Spread.of("gpu_feed", lambda run: run["training"][way]["wait_share"])
+
+
+def doctor() -> str:
+    """Values that doctor reads, beside what other programs say of them: the newest run of each machine."""
+    verdicts = ("same", "known to differ", "DIFFERS", "doctor does not know", "no second source")
+    newest_of = {machine_of(run): run["rows"] for run in runs("doctor_second_source")}
+    rows = ["| machine | values | " + " | ".join(verdicts) + " |", "|" + "---|" * (len(verdicts) + 2)]
+    for machine, values in newest_of.items():
+        counts = [sum(row["verdict"] == verdict for row in values) for verdict in verdicts]
+        rows.append(f"| {machine} | {len(values)} | " + " | ".join(map(str, counts)) + " |")
+    return "\n".join(rows) + "\n"
 
 
 def plan_model() -> str:
@@ -600,6 +611,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "load_latency": load_latency,
     "load_orders": load_orders,
     "gpu": gpu,
+    "doctor": doctor,
     "plan_model": plan_model,
     "checkpoint": checkpoint,
     "gpu_checkpoint": gpu_checkpoint,

@@ -25,7 +25,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from kept_runs import RESULTS, keep
-
 from stoker.machine.plain import Unknown
 from stoker.machine.read import read_machine
 from stoker.machine.snapshot import UNLIMITED, Gpu, Place, Snapshot

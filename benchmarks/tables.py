@@ -268,8 +268,8 @@ def load() -> str:
     report = next(run for run in reversed(runs("load_tokens")) if "cold, slow disk" in run)
     slow = report["cold, slow disk"]
     cold = (
-        f"\nA first epoch past the page cache (O_DIRECT), verified, in the newest run of it: {_cold(slow)}, of "
-        f"a disk that is kept at {slow['gb_s']} GB/s. As the disk is, after the first GB: "
+        "\nA first epoch past the page cache (O_DIRECT), verified, in the newest run of it: "
+        f"{_cold(slow)}, of a disk that is kept at {slow['gb_s']} GB/s. As the disk is, after the first GB: "
         f"{_cold_unhindered(report['cold'])}.\n"
     )
     return "\n".join(rows) + "\n" + _over("load_tokens") + cold

@@ -257,13 +257,15 @@ _STAGERS = {
 
 def load() -> str:
     """Loaders of tokens: the default first, then peers, as they come and with worker processes."""
-    rows = ["| [8, 2048] batches, warm, 2 cores | Mtok/s | first batch | PSS |", "|---|---|---|---|"]
+    columns = "Mtok/s | first batch | PSS | **stoker** in the same run"
+    rows = [f"| [8, 2048] batches, warm, 2 cores | {columns} |", "|---|---|---|---|---|"]
     peers = [name for name in newest("load_tokens")["results"] if not name.startswith("stoker")]
     for name in (*_OURS, *peers):
         rate, first, held = (_loaded(name, key) for key in ("mtok_s", "first_batch_ms", "pss_mb"))
+        times = "" if name in _OURS else _times(name).said(",.1f", unit=" times as fast")
         rows.append(
             f"| {_OURS.get(name, name)} | {rate.said(',.0f')} | {first.said(',.0f', unit=' ms')} | "
-            f"{held.said(',.0f', unit=' MB')} |"
+            f"{held.said(',.0f', unit=' MB')} | {times} |"
         )
     report = next(run for run in reversed(runs("load_tokens")) if "cold, slow disk" in run)
     slow = report["cold, slow disk"]

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def main() -> int:
     ]
     told = [{**asdict(row), "verdict": row.verdict} for row in rows]
     if "--keep" in sys.argv:
-        keep(RESULTS / "doctor_second_source.json", {**_machine(machine), "rows": told})
+        counts = dict(Counter(row.verdict for row in rows))
+        keep(RESULTS / "doctor_second_source.json", {**_machine(machine), "counts": counts, "rows": told})
     if "--json" in sys.argv:
         print(json.dumps(told, indent=1))
     else:

@@ -101,6 +101,12 @@ def test_a_program_that_fails_before_it_trains_is_told_with_its_last_words(tmp_p
     assert "No such file" in done.stderr
 
 
+def test_a_program_that_fails_without_a_word_is_told_so(tmp_path, run_stoker):
+    words = ["bench", "loader", "--no-history", "--", sys.executable, "-c", "raise SystemExit(3)"]
+    done = run_stoker(*words, cwd=tmp_path)
+    assert "failed before its first step (exit 3): it wrote nothing" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_job_that_gets_slower_with_every_rank_is_half_as_efficient_on_two(tmp_path, run_stoker):
     (tmp_path / "train.py").write_text(RANKS)

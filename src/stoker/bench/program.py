@@ -83,7 +83,7 @@ class Program:
             )
         if recording.ended.startswith("exit ") and recording.ended != "exit 0" and not _steps(recording):
             raise StokerError(
-                f"the program failed before its first step ({recording.ended}): {self.tail(name)}",
+                f"the program failed before its first step ({recording.ended}): {self.tail(name) or 'it wrote nothing'}",
                 hint="let it run by itself first",
             )
         return recording

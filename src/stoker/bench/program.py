@@ -82,8 +82,9 @@ class Program:
                 hint="let it write elsewhere while it is measured",
             )
         if recording.ended.startswith("exit ") and recording.ended != "exit 0" and not _steps(recording):
+            said = self.tail(name) or "it wrote nothing"
             raise StokerError(
-                f"the program failed before its first step ({recording.ended}): {self.tail(name) or 'it wrote nothing'}",
+                f"the program failed before its first step ({recording.ended}): {said}",
                 hint="let it run by itself first",
             )
         return recording

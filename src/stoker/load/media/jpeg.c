@@ -10,8 +10,12 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 #include <math.h>
 #include <setjmp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,7 +102,8 @@ static void count_scans(j_common_ptr cinfo)
 struct taps {
     int *first, *count; /* of each output pixel */
     uint16_t *weights;   /* `most` of each */
-    int most;
+    float *pairs;        /* the same for each channel of four, to be multiplied by sums of 16 bits */
+    int most, reach;     /* places for each, and how many of them the widest stretch takes: both even */
 };
 
 static void free_taps(struct taps *taps)
@@ -106,17 +111,19 @@ static void free_taps(struct taps *taps)
     free(taps->first);
     free(taps->count);
     free(taps->weights);
+    free(taps->pairs);
 }
 
 /* The weights of `size` pixels that the stretch [from, to) becomes; nothing outside of [low, high) is looked at. */
 static int make_taps(struct taps *taps, double from, double to, int low, int high, int size)
 {
     double scale = (to - from) / size, wide = scale > 1 ? scale : 1;
-    taps->most = (int)ceil(wide) * 2 + 1;
+    taps->most = (int)ceil(wide) * 2 + 2;
     taps->first = malloc(size * sizeof(int));
     taps->count = malloc(size * sizeof(int));
     taps->weights = calloc((size_t)size * taps->most, sizeof(uint16_t));
-    if (!taps->first || !taps->count || !taps->weights)
+    taps->pairs = calloc((size_t)size * taps->most, 4 * sizeof(float));
+    if (!taps->first || !taps->count || !taps->weights || !taps->pairs)
         return -1;
     for (int i = 0; i < size; i++) {
         double centre = from + (i + 0.5) * scale, sum = 0;
@@ -132,11 +139,14 @@ static int make_taps(struct taps *taps, double from, double to, int low, int hig
         int left = WHOLE, best = 0;
         for (int k = 0; k < count; k++) {
             double far = fabs(first + k + 0.5 - centre) / wide, share = far < 1 ? 1 - far : 0;
-            weights[k] = sum > 0 ? (uint16_t)lround(share / sum * WHOLE) : 0;
+            weights[k] = sum > 0 ? (uint16_t)(share / sum * WHOLE + 0.5) : 0;
             left -= weights[k];
             best = weights[k] > weights[best] ? k : best;
         }
         weights[best] = (uint16_t)(weights[best] + left); /* they sum to one: a plain surface stays what it is */
+        for (int k = 0; k < count * 4; k++)
+            taps->pairs[(size_t)i * taps->most * 4 + k] = weights[k / 4] / (256.0f * WHOLE);
+        taps->reach = count > taps->reach ? (count + 1) / 2 * 2 : taps->reach;
         taps->first[i] = first;
         taps->count[i] = count;
     }
@@ -162,21 +172,46 @@ WIDE static void pass_down(const uint8_t *rows, size_t stride, const uint16_t *w
     }
 }
 
-typedef float pixel __attribute__((vector_size(16), aligned(4)));
+typedef float two __attribute__((vector_size(32), aligned(4)));
+typedef float one __attribute__((vector_size(16)));
+typedef int whole __attribute__((vector_size(16)));
 
-static void pass_across(const float *row, const struct taps *taps, int left, uint8_t *out, int size, int step)
+static inline uint32_t to_bytes(whole sum)
 {
-    const float one = 1.0f / (256.0f * WHOLE);
-    for (int i = 0; i < size; i++, out += step) {
-        const float *at = row + (size_t)(taps->first[i] - left) * 4;
-        const uint16_t *weights = taps->weights + (size_t)i * taps->most;
-        pixel sum = {0, 0, 0, 0};
-        for (int k = 0; k < taps->count[i]; k++)
-            sum += *(const pixel *)(at + 4 * k) * (float)weights[k];
-        sum = sum * one + 0.5f;
-        for (int c = 0; c < 3; c++)
-            out[c] = (uint8_t)(int)sum[c];
+#ifdef __SSE2__
+    __m128i words = _mm_packs_epi32((__m128i)sum, (__m128i)sum);
+    return (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+#else
+    uint8_t pixel[4] = {(uint8_t)sum[0], (uint8_t)sum[1], (uint8_t)sum[2], 0};
+    uint32_t found;
+    memcpy(&found, pixel, 4);
+    return found;
+#endif
+}
+
+/* One pixel of the output: two of the row at a time, and as many as the widest stretch has. What that is too many has
+   no weight, and no branch is guessed wrong. */
+static inline uint32_t pixel_of(const float *at, const float *weights, int reach)
+{
+    two sums = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int k = 0; k < 4 * reach; k += 8)
+        sums += *(const two *)(at + k) * *(const two *)(weights + k);
+    one low = {sums[0], sums[1], sums[2], sums[3]}, high = {sums[4], sums[5], sums[6], sums[7]};
+    return to_bytes(__builtin_convertvector(low + high + 0.5f, whole));
+}
+
+WIDE static void pass_across(const float *row, const struct taps *taps, int left, uint8_t *out, int size, int mirrored)
+{
+    const int *first = taps->first + (mirrored ? size - 1 : 0), step = mirrored ? -1 : 1, reach = taps->reach;
+    const float *weights = taps->pairs + (size_t)(mirrored ? size - 1 : 0) * taps->most * 4;
+    ptrdiff_t next = (ptrdiff_t)step * taps->most * 4;
+    uint32_t pixel;
+    for (int i = 1; i < size; i++, first += step, weights += next, out += 3) {
+        pixel = pixel_of(row + (ptrdiff_t)(*first - left) * 4, weights, reach);
+        memcpy(out, &pixel, 4); /* the next one is laid over the fourth */
     }
+    pixel = pixel_of(row + (ptrdiff_t)(*first - left) * 4, weights, reach);
+    memcpy(out, &pixel, 3);
 }
 
 /* ---- decoding ------------------------------------------------------------------------------------------- */
@@ -269,7 +304,7 @@ static void decode_box(struct work *work, const struct wanted *wanted)
         jpeg.crop(cinfo, &first, &wide);
     size_t stride = ((size_t)wide * 4 + TILE - 1) / TILE * TILE;
     work->pixels = calloc(bottom - top, stride);
-    work->row = malloc(stride * sizeof(float));
+    work->row = calloc(stride + (size_t)work->across.reach * 4, sizeof(float));
     if (!work->pixels || !work->row) {
         say(work, "there is no memory for it");
         return;
@@ -285,14 +320,11 @@ static void decode_box(struct work *work, const struct wanted *wanted)
             return;
         }
     }
-    int step = wanted->mirrored ? -3 : 3;
     for (int y = 0; y < wanted->out_height; y++) {
         const uint8_t *rows = work->pixels + stride * (work->down.first[y] - top);
         uint8_t *out = wanted->out + (size_t)y * wanted->out_width * 3;
-        if (wanted->mirrored)
-            out += (size_t)(wanted->out_width - 1) * 3;
         pass_down(rows, stride, work->down.weights + (size_t)y * work->down.most, work->down.count[y], work->row);
-        pass_across(work->row, &work->across, (int)first, out, wanted->out_width, step);
+        pass_across(work->row, &work->across, (int)first, out, wanted->out_width, wanted->mirrored);
     }
 }
 

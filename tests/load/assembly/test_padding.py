@@ -23,9 +23,8 @@ def folders(tmp_path_factory):
 
 
 def rows(folder, **options):
-    with Loader(
-        folder, batch_size=1, seq_len=LENGTH, output="numpy", pad_id=PAD, workers="inline", **options
-    ) as loader:
+    given_ = {"seq_len": LENGTH, **options}
+    with Loader(folder, batch_size=1, output="numpy", pad_id=PAD, workers="inline", **given_) as loader:
         return [{key: batch[key][0].tolist() for key in batch} for batch in loader]
 
 
@@ -64,3 +63,31 @@ def test_documents_packed_together_know_their_number_and_their_places(folders, s
             assert (tokens == PAD).all() or tokens.tolist() == list(
                 range(tokens[0], tokens[0] + stop - start)
             )
+
+
+WIDE = 160
+LONG = st.lists(
+    st.one_of(st.integers(1, 3), st.integers(62, 67), st.integers(126, 131), st.integers(157, 164)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=15)
+@given(lengths=LONG, labels=st.sampled_from(["next", "same"]))
+def test_a_bucket_is_the_next_multiple_of_64_that_holds_what_is_predicted(folders, lengths, labels):
+    """And never of no width, even where the only token of a document predicts nothing."""
+    folder, at, expected = make_tokens(Path(next(folders)), [lengths]), 0, []
+    for length in lengths:
+        document = list(range(at, at + length))
+        used = max(1, min(length, WIDE + 1) - 1) if labels == "next" else length
+        width = min(WIDE, -(-used // 64) * 64)
+        told = document[1 : width + 1] if labels == "next" else document[:width]
+        ids = document[:width]
+        expected.append((ids + [PAD] * (width - len(ids)), told + [IGNORED] * (width - len(told)), len(ids)))
+        at += length
+    seen = [
+        (row["input_ids"], row["labels"], sum(row["attention_mask"]))
+        for row in rows(folder, packing="buckets", labels=labels, seq_len=WIDE)
+    ]
+    assert sorted(seen) == sorted(expected)

@@ -88,7 +88,10 @@ class Reach:
         near = sorted(reached - {ALL}, key=self._took)
         if reached and ALL not in reached:
             return near
-        return near + sorted(self.took_s.keys() - set(near), key=self._took)
+        return near + [test for test in self.every() if test not in reached]
+
+    def every(self) -> list[str]:
+        return sorted(self.took_s, key=self._took)
 
     def _took(self, test: str) -> float:
         return self.took_s.get(test, 0.0)
@@ -127,7 +130,7 @@ class NoShrinking:
 
 
 def reach_of(room: Room, copy: Copy) -> Reach:
-    """Run the room's tests once, undisturbed, under coverage."""
+    """Run the room's tests undisturbed: under coverage, and as they will be run, when they must say nothing."""
     told = copy.folder / "reach.pickle"
 
     def follow() -> int:
@@ -153,6 +156,11 @@ def reach_of(room: Room, copy: Copy) -> Reach:
     tests, took_s = pickle.loads(told.read_bytes())
     reach = Reach(took_s=took_s)
     reach.tests.update(tests)
+    every = reach.every()
+    if _tested(copy, every, limit_s=_limit_s(reach, every)):
+        raise SystemExit(
+            f"error: the tests of {room.name}, quickest first, notice a change where there is none"
+        )
     return reach
 
 

@@ -130,7 +130,7 @@ class NoShrinking:
 
 
 def reach_of(room: Room, copy: Copy) -> Reach:
-    """Run the room's tests undisturbed: under coverage, and as they will be run, when they must say nothing."""
+    """Run the room's tests undisturbed: under coverage, and as they will be run: they must say nothing."""
     told = copy.folder / "reach.pickle"
 
     def follow() -> int:

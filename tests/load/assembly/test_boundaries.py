@@ -95,7 +95,9 @@ CORPUS = st.tuples(SHARDS.filter(lambda shards: max(map(sum, shards)) > 40), st.
 @given(st.lists(CORPUS, min_size=1, max_size=3))
 def test_a_row_knows_the_documents_of_its_own_dataset_and_epoch(folders, corpora):
     """They are those that the ledger names."""
-    sources = [make_tokens(Path(next(folders)), shards, epochs=epochs) for shards, epochs in corpora]
+    sources = [
+        make_tokens(Path(next(folders)), shards, epochs=epochs, turned=True) for shards, epochs in corpora
+    ]
     options = {"batch_size": 1, "seq_len": 16, "output": "numpy", "workers": "inline"}
     with Loader(sources if len(sources) > 1 else sources[0], documents=True, **options) as loader:
         for _ in range(2):

@@ -143,7 +143,8 @@ def test_after_a_resume_on_other_ranks_what_is_to_come_is_before_what_is_behind(
             for _ in loader:
                 pass
             coming |= {name for name in watched.asked if name.endswith(".bin")}
-    behind = [name not in coming for name in told]
-    count = sum(behind)
-    assert count > 8
-    assert sum(behind[-count:]) >= 0.75 * count, "but for those at seams"
+    places: dict[bool, list[int]] = {True: [], False: []}
+    for at, name in enumerate(told):
+        places[name in coming].append(at)
+    # but for some at the seams of stretches
+    assert sum(places[True]) / len(places[True]) < sum(places[False]) / len(places[False])

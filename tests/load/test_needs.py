@@ -120,31 +120,3 @@ def test_ranks_of_a_node_are_told_the_same_files_of_a_blend(small_corpus, tmp_pa
             told.append([tuple(loader.files_in_order(number)) for number in (0, 1)])
     for rank in range(ranks):
         assert told[rank] == told[rank // each * each], "ranks of one node are told the same"
-
-
-def test_after_a_resume_on_other_ranks_what_is_to_come_is_before_what_is_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.load.parts.STRETCH_BYTES", 3000)
-    monkeypatch.setattr("stoker.load.needs._EXACT", -1)  # as of a corpus of many samples
-    corpus, state, coming = make_tokens(tmp_path / "corpus", [[300] * 5] * 64), None, set()
-    for ranks, part in ((1, 4), (2, 2)):  # a quarter of the epoch, then half of the rest
-        with loader_of(corpus, 0, ranks=ranks, nodes=1, lanes=ranks) as loader:
-            if state:
-                loader.load_state_dict(state)
-            batches = iter(loader)
-            for _ in range(len(loader) // part):
-                next(batches)
-            state = loader.state_dict()
-    for rank in range(2):
-        watched = Watched(corpus)
-        with loader_of(corpus, rank, ranks=2, nodes=1, watched=watched, lanes=2) as loader:
-            loader.load_state_dict(state)
-            told = [name for name in dict.fromkeys(loader.files_in_order()) if name.endswith(".bin")]
-            watched.asked.clear()
-            for _ in loader:
-                pass
-            coming |= {name for name in watched.asked if name.endswith(".bin")}
-    places: dict[bool, list[int]] = {True: [], False: []}
-    for at, name in enumerate(told):
-        places[name in coming].append(at)
-    # but for some at the seams of stretches
-    assert sum(places[True]) / len(places[True]) < sum(places[False]) / len(places[False])

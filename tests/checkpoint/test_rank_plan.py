@@ -60,6 +60,7 @@ def plan_of(
 # --- whose they are -------------------------------------------------------------------------------
 
 
+@settings(max_examples=20)
 @given(
     st.dictionaries(
         st.sampled_from(["model", "optimizer", "0.weight", "exp_avg"]),

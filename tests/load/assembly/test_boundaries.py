@@ -91,7 +91,7 @@ SHARDS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size
 CORPUS = st.tuples(SHARDS.filter(lambda shards: max(map(sum, shards)) > 40), st.integers(1, 2))
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(CORPUS, min_size=1, max_size=3))
 def test_a_row_knows_the_documents_of_its_own_dataset_and_epoch(folders, corpora):
     """They are those that the ledger names."""

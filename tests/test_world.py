@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +106,65 @@ def test_deepspeed_calls_the_size_of_a_node_otherwise() -> None:
 def test_ranks_that_are_not_told_of_nodes_agree_that_there_is_one() -> None:
     ranks = [{"RANK": str(r), "WORLD_SIZE": "4", "LOCAL_RANK": str(r % 2)} for r in range(4)]
     assert {World.from_environ(one).nodes for one in ranks} == {1}
+
+
+@st.composite
+def launchers(draw: st.DrawFn) -> dict[str, str]:
+    """What a launcher that counts nodes sets in one of its ranks."""
+    nodes, each = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    rank = draw(st.integers(0, nodes * each - 1))
+    size, local, node = str(nodes * each), str(rank % each), str(rank // each)
+    mpi = {"RANK": str(rank), "SIZE": size, "LOCAL_RANK": local, "LOCAL_SIZE": str(each)}
+    slurm = {"PROCID": str(rank), "NTASKS": size, "LOCALID": local, "NODEID": node, "NNODES": str(nodes)}
+    intel = {"PMI_RANK": str(rank), "PMI_SIZE": size, "MPI_LOCALRANKID": local, "MPI_LOCALNRANKS": str(each)}
+    return draw(
+        st.sampled_from(
+            [
+                {f"OMPI_COMM_WORLD_{name}": value for name, value in mpi.items()},
+                {"SLURM_STEP_ID": "0", **{f"SLURM_{name}": value for name, value in slurm.items()}},
+                intel,
+            ]
+        )
+    )
+
+
+@given(launchers(), st.booleans())
+def test_a_rank_that_a_script_copied_from_its_launcher_has_that_launchers_nodes(
+    environ: dict[str, str], meets: bool
+) -> None:
+    """As `export RANK=$SLURM_PROCID` does, and DeepSpeed's init_distributed with what MPI tells it."""
+    told = World.from_environ(environ)
+    copied = {"RANK": told.rank, "WORLD_SIZE": told.size, "LOCAL_RANK": told.local_rank}
+    meeting = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"} if meets else {}
+    found = World.from_environ({**environ, **{name: str(one) for name, one in copied.items()}, **meeting})
+    assert found == told
+    assert found.knows_nodes
+    assert found.may_span_nodes == (told.nodes > 1)
+
+
+def test_what_a_launcher_of_other_ranks_says_of_nodes_is_not_taken() -> None:
+    outer = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+    inner = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    assert replace(World.from_environ(outer | inner), run="") == World.from_environ(inner)
+    odd = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "many"}
+    assert replace(World.from_environ(odd | inner), run="") == World.from_environ(inner)
+
+
+@pytest.mark.parametrize(
+    ("more", "knows", "may_span"),
+    [
+        ({}, False, False),
+        ({"MASTER_ADDR": "localhost"}, True, False),
+        ({"MASTER_ADDR": "node0"}, False, True),
+        ({"MASTER_ADDR": "node0", "LOCAL_WORLD_SIZE": "4"}, True, False),
+        ({"MASTER_ADDR": "node0", "LOCAL_WORLD_SIZE": "2"}, True, True),
+    ],
+)
+def test_of_ranks_that_were_set_by_hand_nobody_knows_the_nodes(
+    more: dict[str, str], knows: bool, may_span: bool
+) -> None:
+    found = World.from_environ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **more})
+    assert (found.knows_nodes, found.may_span_nodes) == (knows, may_span)
 
 
 def test_open_mpi_says_it_all() -> None:

@@ -6,7 +6,8 @@
 The launcher says RANK, WORLD_SIZE and LOCAL_RANK, and passes --local_rank; the loader takes this rank's share
 from them. At ZeRO stage 0 every rank holds the whole optimizer, and `stoker.Checkpointer` saves it. From
 stage 1 on it is DeepSpeed's to save: `engine.save_checkpoint(folder, client_state={"loader":
-feeder.state_dict()})`, and `feeder.load_state_dict(client_state["loader"])` after `engine.load_checkpoint`.
+feeder.state_dict()})`, and `feeder.load_state_dict(client_state["loader"])` after `_, client_state =
+engine.load_checkpoint(folder)`, which gives None where nothing was saved.
 
 Where DeepSpeed is not installed a stand-in with the same three calls takes its place, so that the loop can be
 tried.

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ class World:
     nodes: int = 1
     launcher: str = "single"
     run: str = ""  # what tells this launch from others, the same in all its processes; empty if nothing does
+    guesses_nodes: bool = False  # nobody said how many there are: all ranks go on as if there were one
 
     def __post_init__(self) -> None:
         for name, index, count in (
@@ -63,23 +65,20 @@ class World:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> World:
         """Read the launcher's variables; the innermost launcher wins (torchrun inside srun)."""
-        for variable, reader in (
-            ("RANK", _torchrun),
-            ("OMPI_COMM_WORLD_RANK", _openmpi),
-            ("PMI_RANK", _pmi),
-            ("SLURM_PROCID", _slurm),
-            ("JOB_COMPLETION_INDEX", _kubernetes),
-        ):
-            if variable in environ and (found := reader(environ)):
-                return found
-        return cls()
+        if "RANK" in environ and (found := _torchrun(environ)):
+            return found
+        return next(_others(environ), cls())
 
     @property
     def knows_nodes(self) -> bool:
-        """Whether `node` and `local_rank` are known: torch.distributed alone says nothing of machines, unless
-        its ranks meet at an address that no other machine could."""
-        met_here = any(f"MASTER_ADDR={name}" in self.run.split() for name in _LOOPBACK)
-        return self.launcher != TORCH or self.size != self.local_size or met_here
+        """Whether `node` and `local_rank` are known: torch.distributed alone says nothing of machines, nor do
+        RANK and WORLD_SIZE, unless the ranks meet at an address that no other machine could."""
+        return not self.guesses_nodes or any(f"MASTER_ADDR={one}" in self.run.split() for one in _LOOPBACK)
+
+    @property
+    def may_span_nodes(self) -> bool:
+        """Whether ranks may run on other machines than this one, as far as is known."""
+        return self.nodes > 1 or (not self.knows_nodes and "MASTER_ADDR=" in self.run)
 
     def split(self, part: int, parts: int) -> World:
         """The place of one of several equal parts of this process, such as the workers of a DataLoader."""
@@ -155,6 +154,7 @@ def _agreed(rank: int, size: int, around: World, environ: Mapping[str, str]) -> 
             local_size=size,
             launcher=TORCH,
             run=_named(environ, "MASTER_ADDR", "MASTER_PORT"),
+            guesses_nodes=size > 1,
         )
     each, left = divmod(size, around.size)
     if each and not left and rank // each == around.rank:  # each of the launcher's processes started several
@@ -181,8 +181,11 @@ def _torchrun(environ: Mapping[str, str]) -> World | None:
     if "ACCELERATE_DEBUG_RDV_FILE" in environ:  # accelerate's debug_launcher: it writes RANK=0 in every rank
         return None
     rank, size = _integer(environ, "RANK"), _integer(environ, "WORLD_SIZE", 1)
-    local_size = _integer(environ, "LOCAL_WORLD_SIZE", _integer(environ, "LOCAL_SIZE", 0))
-    if not local_size:  # on one node, as far as is known: every rank must come to the same number of nodes
+    told = local_size = _integer(environ, "LOCAL_WORLD_SIZE", _integer(environ, "LOCAL_SIZE", 0))
+    if not told:
+        if around := _around(environ, rank, size):
+            return around
+        # on one node, as far as is known: every rank must come to the same number of nodes
         local_size = size if "LOCAL_RANK" in environ else 1
     each = max(1, local_size)
     return World(
@@ -194,7 +197,28 @@ def _torchrun(environ: Mapping[str, str]) -> World | None:
         nodes=_integer(environ, "GROUP_WORLD_SIZE", _integer(environ, "CROSS_SIZE", -(-size // each))),
         launcher="torchrun",
         run=_named(environ, *_TORCHRUN_RUN, *_SLURM_RUN),
+        guesses_nodes=not told and local_size > 1,
     )
+
+
+def _around(environ: Mapping[str, str], rank: int, size: int) -> World | None:
+    """What the launcher around RANK says of nodes, if it counts the same ranks: a script has copied RANK from
+    SLURM_PROCID, or DeepSpeed has set it to what MPI told it, without LOCAL_WORLD_SIZE."""
+    with suppress(UsageError):  # the odd variables of a launcher that nobody needs
+        return next((one for one in _others(environ) if (one.rank, one.size) == (rank, size)), None)
+    return None
+
+
+def _others(environ: Mapping[str, str]) -> Iterator[World]:
+    """What the launchers but torchrun say, the innermost first."""
+    for variable, reader in (
+        ("OMPI_COMM_WORLD_RANK", _openmpi),
+        ("PMI_RANK", _pmi),
+        ("SLURM_PROCID", _slurm),
+        ("JOB_COMPLETION_INDEX", _kubernetes),
+    ):
+        if variable in environ and (found := reader(environ)):
+            yield found
 
 
 def _openmpi(environ: Mapping[str, str]) -> World:

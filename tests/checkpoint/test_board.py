@@ -53,6 +53,23 @@ def test_the_board_of_another_job_is_not_joined(other: World, join) -> None:
     join(SECOND)  # its place was not taken
 
 
+@pytest.mark.parametrize(
+    ("more", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"nodes": 2}, "localhost"),
+        ({"guesses_nodes": True}, "127.0.0.1"),  # they meet on this machine
+        ({"guesses_nodes": True, "run": "MASTER_ADDR=node0"}, "localhost"),
+    ],
+)
+def test_a_board_is_served_where_ranks_of_other_machines_could_come(
+    more, host: str, join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    join(replace(FIRST, size=1, local_size=1, **more))  # the only rank: at the end nobody is waited for
+    assert json.loads((tmp_path / ADDRESS).read_bytes())["host"] == host
+
+
 def test_a_board_that_does_not_say_whose_it_is_is_not_joined(join, tmp_path: Path) -> None:
     join(FIRST)
     found = json.loads((tmp_path / ADDRESS).read_bytes())

@@ -50,9 +50,9 @@ def part(rank: int, boxes: Sequence[Box] = (), **more: Any) -> Part:
     return Part(rank=rank, save="s", bytes=size, pieces=pieces, chunks=(), **more)
 
 
-def box(path: tuple[Any, ...], shape=(2,), offsets=None, sizes=None) -> Box:
+def box(path: tuple[Any, ...], shape=(2,), offsets=None, sizes=None, dtype: str = "int64") -> Box:
     return Box(
-        path=path, dtype="int64", shape=shape, offsets=offsets or (0,) * len(shape), sizes=sizes or shape
+        path=path, dtype=dtype, shape=shape, offsets=offsets or (0,) * len(shape), sizes=sizes or shape
     )
 
 
@@ -67,7 +67,8 @@ def values(**named: Any) -> tuple[Any, ...]:
 def cut(draw: st.DrawFn) -> tuple[np.ndarray, Held]:
     """An array, cut along its axes into boxes that two ranks wrote."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
-    truth = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape) + 1
+    dtype = draw(st.sampled_from(["int64", "float32", "complex64"]))
+    truth = np.arange(1, int(np.prod(shape)) + 1).reshape(shape).astype(dtype)
     boxes = [((0,) * len(shape), shape)]
     for _ in range(draw(st.integers(0, 3))):
         axis, at = draw(st.integers(0, len(shape) - 1)), draw(st.integers(0, len(boxes) - 1))
@@ -80,7 +81,7 @@ def cut(draw: st.DrawFn) -> tuple[np.ndarray, Held]:
     other = box(("m", "other"), shape=(3,))
     mine: list[list[Box]] = [[], [other]]
     for number, (offsets, sizes) in enumerate(boxes):
-        mine[number % 2].append(box(("m", "w"), shape, offsets, sizes))
+        mine[number % 2].append(box(("m", "w"), shape, offsets, sizes, dtype))
     parts, files = [part(rank, some) for rank, some in enumerate(mine)], []
     for one in parts:
         file = bytearray(one.bytes)
@@ -92,38 +93,62 @@ def cut(draw: st.DrawFn) -> tuple[np.ndarray, Held]:
     return truth, Held(parts, files)
 
 
-@settings(max_examples=60)
-@given(cut(), st.sampled_from(["same", "float", "turned", "larger", "conj"]), st.data())
+@settings(max_examples=100)
+@given(cut(), st.sampled_from(["same", "float", "turned", "larger", "conjugated", "negated"]), st.data())
 def test_a_tensor_is_read_from_its_pieces_into_whatever_takes_it(
     made, kind: str, data: st.DataObject
 ) -> None:
     truth, held = made
     saved = Saved(held, rank=0)  # type: ignore[arg-type]
-    expected, shape = truth.astype(np.float64), list(truth.shape)
+    own = getattr(torch, str(truth.dtype))
+    expected, shape = truth.astype(np.complex64), list(truth.shape)
     if kind == "larger":
         shape = [size + data.draw(st.integers(0, 2)) for size in shape]
-        expected = np.full(shape, -1.0)
+        expected = np.full(shape, -1.0 + 0j)
         expected[tuple(slice(0, size) for size in truth.shape)] = truth
-    dtype = {"float": torch.float32, "conj": torch.complex64}.get(kind, torch.int64)
-    target = torch.full(shape, -1).to(dtype)
+    target = torch.full(shape, -1).to(torch.complex128 if kind == "float" else own)
     if kind == "turned":
-        target = torch.full(shape[::-1], -1).permute(*range(len(shape))[::-1])
-    if kind == "conj":
-        target = target.conj()
+        target = torch.full(shape[::-1], -1).to(own).permute(*range(len(shape))[::-1])
+    if kind == "conjugated":
+        target = torch.full(shape, -1).to(torch.complex64).conj()
+    if kind == "negated" and own is not torch.complex64:
+        target = torch.full(shape, -1).to(torch.complex64).conj().imag
     others = torch.zeros(3, dtype=torch.int64)
     read_tensors(saved, {("m", "w"): target, ("m", "other"): others})
-    assert np.array_equal(target.resolve_conj().real.numpy(), expected)
+    assert np.array_equal(target.resolve_conj().resolve_neg().to(torch.complex64).numpy(), expected)
     assert others.tolist() == [7, 8, 9]
     assert sorted(saved.pieces) == ["m.other", "m.w"]
     assert saved.box("m.w").shape == truth.shape
     described = tensor_metadata(saved).state_dict_metadata["m.w"]
     assert tuple(described.size) == truth.shape
-    assert described.properties.dtype == torch.int64
+    assert described.properties.dtype == own
     for number, (rank, piece) in enumerate(saved.pieces["m.w"]):
         index = type("Index", (), {"fqn": "m.w", "offset": torch.Size(piece.box.offsets)})()
         assert find_piece(saved, index) == (rank, piece)
         assert tuple(described.chunks[number].offsets) == piece.box.offsets
         assert tuple(described.chunks[number].sizes) == piece.box.sizes
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from([(), (3,), (2, 2)]))
+def test_rows_are_read_to_where_they_belong_and_nothing_lies_beside(
+    counts: list[int], inner: tuple[int, ...]
+) -> None:
+    """A restore must not need the memory twice."""
+    truth, boxes, first = np.arange(sum(counts) * int(np.prod(inner))).reshape(-1, *inner), [], 0
+    for count in counts:
+        offsets, sizes = (first, *(0 for _ in inner)), (count, *inner)
+        boxes.append(box(("m", "w"), truth.shape, offsets, sizes))
+        first += count
+    one = part(0, boxes)
+    file = bytearray(one.bytes)
+    for piece in one.pieces:
+        start = piece.box.offsets[0]
+        file[piece.at : piece.at + piece.box.bytes] = truth[start : start + piece.box.sizes[0]].tobytes()
+    target = torch.zeros(truth.shape, dtype=torch.int64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("stoker.checkpoint.snapshot.tensors.new_tensor", None)
+        read_tensors(Saved(Held([one], [bytes(file)]), rank=0), {("m", "w"): target})  # type: ignore[arg-type]
+    assert np.array_equal(target.numpy(), truth)
 
 
 def test_what_has_no_memory_to_be_restored_into_is_named() -> None:
@@ -221,3 +246,21 @@ def test_names_are_moved_also_in_the_state_of_an_optimizer(
     assert saved.values_under("opt")[("opt", "param_groups", "0", "params")] == params
     assert all(path_name(saved.box(name).path) == name for name in saved.pieces)
     assert (("z", "n") in saved.values) == (rename("a.n") == "z.n")
+
+
+STEPS = st.text("xy.", min_size=1, max_size=4)
+
+
+@given(
+    st.lists(st.lists(STEPS, min_size=2, max_size=3), min_size=1, max_size=4),
+    st.sampled_from(["b", "b.c"]),
+)
+def test_an_object_that_is_renamed_keeps_the_steps_of_its_paths(paths: list[list[str]], name: str) -> None:
+    """Also those that have dots in them. A path of two steps is a parameter's, whose name is one step."""
+    values = tuple((("a", *steps), 1) for steps in paths)
+    saved = Saved(
+        Held([part(0, [box(("z", "w"))], values=values)], [bytes(64)]),  # type: ignore[arg-type]
+        rank=0,
+        rename=lambda one: name + one[1:] if one[0] == "a" else one,
+    )
+    assert set(saved.values) == {(*name.split("."), *steps) for steps in paths}

@@ -34,13 +34,16 @@ def write_dataset(folder: Path, shards, **fields) -> Path:
     return folder
 
 
-def make_tokens(folder: Path, lengths, *, dtype="uint16", epochs: int = 1, zstd: bool = False) -> Path:
+def make_tokens(
+    folder: Path, lengths, *, dtype="uint16", epochs: int = 1, zstd: bool = False, turned: bool = False
+) -> Path:
     """Shards of documents of these lengths. The token stream counts up, so that a token says where it
-    came from (modulo the range of its type)."""
+    came from (modulo the range of its type). `turned`: in every second epoch from last to first."""
     folder.mkdir(parents=True, exist_ok=True)
     shards, at = [], 0
     for epoch in range(epochs):
-        for number, documents in enumerate(lengths):
+        for number, some in enumerate(lengths):
+            documents = some[::-1] if turned and epoch % 2 else some
             total = sum(documents)
             ids = (np.arange(at, at + total) % 60000).astype(dtype)
             at += total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from contextlib import ExitStack
 from functools import cache
@@ -179,10 +180,18 @@ def test_padding_of_an_epochs_end_is_named_as_such(corpus):
         assert [row.real for row in rows] == [bool(one) for batch in batches for one in batch["real"]]
 
 
-@pytest.mark.parametrize(("step", "rank"), [(-1, None), (0, 2), (0, -1)])
-def test_steps_and_ranks_that_never_were_are_refused(corpus, step, rank):
-    with Loader(corpus, batch_size=2, seq_len=32, world=World(size=2)) as loader, pytest.raises(UsageError):
-        loader.samples(step, rank=rank)
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_steps_and_ranks_that_never_were_are_refused_and_those_that_were_are_named(corpus, ranks):
+    with Loader(corpus, batch_size=2, seq_len=32, world=World(size=ranks)) as loader:
+        with pytest.raises(UsageError, match="step -1 is impossible"):
+            loader.samples(-1)
+        for rank in (-1, ranks, ranks + 1):
+            with pytest.raises(UsageError, match=f"none is rank {rank}") as raised:
+                loader.samples(0, rank=rank)
+            first, last = map(int, re.findall(r"\d+", raised.value.hint))
+            assert [row.rank for one in range(first, last + 1) for row in loader.samples(0, rank=one)] == [
+                row.rank for row in loader.samples(0)
+            ]
 
 
 # --- leaving out ---

@@ -59,10 +59,10 @@ def main() -> int:
 
 def try_all(room: Room, drawn: list[Mutant], *, jobs: int, limit_s: float) -> list[bool]:
     """Of each change that was tried, whether it was noticed; what was not is printed as it is found."""
-    deadline = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copies = [Copy.of(ROOT, Path(folder) / str(number)) for number in range(jobs)]
         reach = reach_of(room, copies[0])
+        deadline = time.monotonic() + limit_s
 
         def in_turn(number: int) -> list[bool]:
             noticed = []

@@ -30,6 +30,7 @@ _HEAVY = (
     "torch torch.distributed.checkpoint torch.utils.data xxhash yaml"
 )
 _PR_SET_PDEATHSIG = 1
+_now = time.monotonic  # tests put clocks of theirs into `time`: by one of them a test took -9,000 s
 ALL = ""  # the context of what ran while a module was imported or a test set up: it concerns all tests
 
 
@@ -87,7 +88,10 @@ class Reach:
         near = sorted(reached - {ALL}, key=self._took)
         if reached and ALL not in reached:
             return near
-        return near + sorted(self.took_s.keys() - set(near), key=self._took)
+        return near + [test for test in self.every() if test not in reached]
+
+    def every(self) -> list[str]:
+        return sorted(self.took_s, key=self._took)
 
     def _took(self, test: str) -> float:
         return self.took_s.get(test, 0.0)
@@ -103,11 +107,11 @@ class Following:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         self._coverage.switch_context(item.nodeid)
-        began = time.monotonic()
+        began = _now()
         try:
             return (yield)
         finally:
-            self.took_s[item.nodeid] = time.monotonic() - began
+            self.took_s[item.nodeid] = _now() - began
             self._coverage.switch_context(ALL)
 
 
@@ -126,7 +130,7 @@ class NoShrinking:
 
 
 def reach_of(room: Room, copy: Copy) -> Reach:
-    """Run the room's tests once, undisturbed, under coverage."""
+    """Run the room's tests undisturbed: under coverage, and as they will be run: they must say nothing."""
     told = copy.folder / "reach.pickle"
 
     def follow() -> int:
@@ -152,6 +156,11 @@ def reach_of(room: Room, copy: Copy) -> Reach:
     tests, took_s = pickle.loads(told.read_bytes())
     reach = Reach(took_s=took_s)
     reach.tests.update(tests)
+    every = reach.every()
+    if _tested(copy, every, limit_s=_limit_s(reach, every)):
+        raise SystemExit(
+            f"error: the tests of {room.name}, quickest first, notice a change where there is none"
+        )
     return reach
 
 
@@ -202,6 +211,7 @@ def _forked(copy: Copy, run: Callable[[], int], limit_s: float) -> int:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     _end_group(pid)
+    os.kill(pid, signal.SIGKILL)  # it may not have come to make its group
     os.waitpid(pid, 0)
     return 1
 

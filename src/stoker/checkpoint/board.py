@@ -268,7 +268,7 @@ def _job(world: World) -> str:
 
 
 def _own_host(world: World) -> str:
-    return "127.0.0.1" if world.nodes == 1 else socket.gethostname()
+    return socket.gethostname() if world.may_span_nodes else "127.0.0.1"
 
 
 def _find(path: Path, world: World, timeout_s: float, *, address: str = "") -> Any:

@@ -262,11 +262,14 @@ class Drain:
 
     def _ranks(self, parts: range, folder: Path) -> Iterable[int]:
         """Which parts are this rank's to bring: its own, and of a checkpoint that another number of ranks has
-        saved those that lie here, dealt out over the ranks of this node."""
-        if len(parts) == self._world.size:
-            return [self._world.rank]
+        saved those that lie here, dealt out over the ranks of this node, or over all where nobody knows."""
+        world = self._world
+        if len(parts) == world.size:
+            return [world.rank]
         here = [part for part in parts if (folder / part_name(part, "bin")).exists()]
-        return here[self._world.local_rank :: self._world.local_size]
+        if not world.knows_nodes:
+            return here[world.rank :: world.size]
+        return here[world.local_rank :: world.local_size]
 
     def _wait_for_turn(self, count: int) -> None:
         """At its pace, and after the loader; but not for ever: an old checkpoint costs too. A loop that has

@@ -38,7 +38,8 @@ def the_state_in(held: Any, where: str) -> Mapping[str, Any]:
     found = list(_states(held))
     if not found:
         raise UsageError(f"{where} holds no loader state", hint=_HINT)
-    if any(one.get("check") != found[0].get("check") for one in found):
+    # the check is of the position alone: before their first steps two loaders may have the same
+    if any((one["check"], one["order"]) != (found[0]["check"], found[0]["order"]) for one in found):
         raise UsageError(
             f"{where} holds {len(found)} loader states", hint="save the one you mean to a file of JSON"
         )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_datasets import make_tokens
 
 from stoker.load.assembly.boundaries import boundaries
+from stoker.load.loader import Loader
 
 
 @st.composite
@@ -75,3 +80,29 @@ def test_windows_inside_of_one_document_have_one(rows):
     ids = boundaries([], rows=rows, cells=4).ids({})
     assert ids["document_ids"].max() == 0
     assert ids["position_ids"].tolist() == [[0, 1, 2, 3]] * rows
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return map(str, (tmp_path_factory.mktemp("documents") / str(number) for number in count()))
+
+
+SHARDS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size=1, max_size=3)
+CORPUS = st.tuples(SHARDS.filter(lambda shards: max(map(sum, shards)) > 40), st.integers(1, 2))
+
+
+@settings(max_examples=10)
+@given(st.lists(CORPUS, min_size=1, max_size=3))
+def test_a_row_knows_the_documents_of_its_own_dataset_and_epoch(folders, corpora):
+    """They are those that the ledger names."""
+    sources = [
+        make_tokens(Path(next(folders)), shards, epochs=epochs, turned=True) for shards, epochs in corpora
+    ]
+    options = {"batch_size": 1, "seq_len": 16, "output": "numpy", "workers": "inline"}
+    with Loader(sources if len(sources) > 1 else sources[0], documents=True, **options) as loader:
+        for _ in range(2):
+            for batch in loader:
+                (row,) = loader.samples(loader.step - 1)
+                told = [(n, at) for n, one in enumerate(row.documents) for at in range(one.tokens)]
+                found = zip(batch["document_ids"][0].tolist(), batch["position_ids"][0].tolist(), strict=True)
+                assert list(found) == told

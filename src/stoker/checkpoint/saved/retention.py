@@ -51,10 +51,6 @@ class Ours:
         return name in self._names or self._first is None or (sequence_of(name) or 0) < self._first
 
 
-def _any_name(name: str) -> bool:
-    return True
-
-
 def expired(
     names: Sequence[str],
     *,
@@ -102,7 +98,7 @@ def retain_local(
     *,
     keep: int,
     proven: Callable[[str], bool],
-    among: Callable[[str], bool] = _any_name,
+    among: Callable[[str], bool],
     spare: Collection[str] = (),
     rules: KeepRules = ONLY_PINS,
 ) -> list[str]:
@@ -120,7 +116,7 @@ def make_room(
     *,
     budget: int,
     proven: Callable[[str], bool],
-    among: Callable[[str], bool] = _any_name,
+    among: Callable[[str], bool],
     spare: Collection[str] = (),
     rules: KeepRules = ONLY_PINS,
 ) -> list[str]:
@@ -142,7 +138,7 @@ def retain_remote(
     root: Path,
     keep: int,
     proven: Callable[[str], bool],
-    among: Callable[[str], bool] = _any_name,
+    among: Callable[[str], bool],
     rules: KeepRules = ONLY_PINS,
 ) -> list[str]:
     """The same in the remote tier. Pins are kept in the run folder."""

@@ -189,10 +189,10 @@ def make_plan(
     deals: Sequence[Deal],
     steady: set[Path],
     *,
+    checked: bool,
     loose: Sequence[Path] = (),
     alike: Sequence[Path] = (),
     apart: Sequence[str] = (),
-    checked: bool = False,
     compared: Mapping[Path, int] | None = None,
 ) -> Plan:
     """Lay this rank's boxes out: what may change soon comes first, so that it is copied first."""

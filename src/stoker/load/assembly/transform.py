@@ -19,8 +19,8 @@ _PER_THREAD = 2  # stretches of samples: one that takes long leaves the others w
 class Transforms:
     """Applies a transform to samples. Used by one thread; `close` ends the pool, and is safe twice."""
 
-    def __init__(self, transform: Transform | None, *, threads: int = 1) -> None:
-        if transform is not None and not callable(transform):
+    def __init__(self, transform: Transform, *, threads: int = 1) -> None:
+        if not callable(transform):
             raise UsageError(
                 f"transform={transform!r} cannot be called", hint="give a function of one sample"
             )
@@ -31,8 +31,6 @@ class Transforms:
         self, samples: Sequence[Any], *, named: Callable[[int], str], on_sample: Callable[[str], None]
     ) -> list[Any]:
         """What becomes of the samples, in their order; `named` says which one an error was in."""
-        if self._transform is None:
-            return list(samples)
         step = -(-len(samples) // (self._threads * _PER_THREAD)) or 1
         if self._threads < 2 or step >= len(samples):
             return self._stretch(samples, 0, named, on_sample)
@@ -63,7 +61,6 @@ class Transforms:
         return [self._one(sample, named(first + number), on_sample) for number, sample in enumerate(samples)]
 
     def _one(self, sample: Any, name: str, on_sample: Callable[[str], None]) -> Any:
-        assert self._transform is not None
         on_sample(name)
         try:
             return self._transform(sample)

@@ -70,9 +70,6 @@ def shard_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.bin"))
 
 
-# With several readers and three busy processes beside it 1.13 was seen, before late turns were remembered for
-# longer (foresight._LATE); one try since gave 1.03, too few to promise it.
-@pytest.mark.flaky(reruns=5, reruns_delay=2)
 @pytest.mark.parametrize("readers", [0, 1])
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
 def test_an_epoch_fetches_the_least_that_its_order_allows(

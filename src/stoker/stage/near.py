@@ -72,10 +72,11 @@ class Near:
         """Where a file lies on this node; fetched, or waited for, if it does not yet."""
         self.cache.check_process()
         (unit,) = in_order(self.units, [name]) if name not in self._unit_of else (self._unit_of[name],)
-        self.foresight.used(unit.key)
         if (held := self._held.get(name)) and held.exists():
+            self.foresight.used(unit.key)
             return held
         self.cache.pins.add(unit.key)  # pinned first, looked for second: see Room
+        self.foresight.used(unit.key)  # its next turn may be far away: held by now, it stays
         try:
             self._bring_now(unit)
             if not unit.is_bundle:  # a reader of whole files has no first batch to wait for
@@ -212,7 +213,8 @@ class Near:
         return None
 
     def _bring_ahead(self, unit: Unit) -> None:
-        self.cache.bring(self.vouched(unit), when=When(is_now=False, next_use=self.cache.distance))
+        when = When(is_now=False, next_use=self.cache.distance, foreseen=self.cache.foresees)
+        self.cache.bring(self.vouched(unit), when=when)
 
     def refetch(self, name: str, *, damaged: int) -> None:
         """Bring a file again, if what lies there still is the inode that was found damaged: another

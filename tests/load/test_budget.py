@@ -70,15 +70,13 @@ def shard_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.bin"))
 
 
-# With several readers and three busy processes beside it 1.13 was seen, before late turns were remembered for
-# longer (foresight._LATE); one try since gave 1.03, too few to promise it.
-@pytest.mark.flaky(reruns=5, reruns_delay=2)
 @pytest.mark.parametrize("readers", [0, 1])
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
 def test_an_epoch_fetches_the_least_that_its_order_allows(
     share: float, readers: int, large: Path, tmp_path: Path, fetched_for_the_epoch: list[int]
 ) -> None:
-    """Also with one reader, who does not find others waiting for the same file."""
+    """To the byte with one reader, whatever is brought ahead of it. Of many, who are out of turn among them,
+    all who wait for a file are served by one fetch."""
     budget = int(shard_bytes(large) * share)
     with warnings.catch_warnings(), stoker.Cache(tmp_path / "c", budget=budget, refetch=1000) as cache:
         warnings.simplefilter("ignore")
@@ -90,7 +88,7 @@ def test_an_epoch_fetches_the_least_that_its_order_allows(
         sizes = {unit.key: unit.bytes for unit in near.units}
         least = fetched_bytes(near.foresight.uses, sizes, budget=budget)
     print(f"fetched over the least: {sum(fetched_for_the_epoch) / least:.3f}")
-    assert sum(fetched_for_the_epoch) <= 1.1 * least
+    assert sum(fetched_for_the_epoch) <= (least if readers == 1 else 1.1 * least)
 
 
 def test_what_would_thrash_is_refused_and_says_how_much(large: Path, tmp_path: Path) -> None:

@@ -45,6 +45,22 @@ def test_reading_ahead_never_takes_what_is_needed_now():
     assert cache.samples_read == 2
 
 
+def test_a_cache_that_need_hold_less_gives_up_what_was_used_longest_ago():
+    cache = ChunkCache(chunk, slots=2)
+    cache.resize(4)
+    cache.hold(keys(1, 2, 3, 4))
+    assert {one.slot for one in cache.hold(keys(1, 2, 3, 4))} == {0, 1, 2, 3}
+    cache.resize(1)
+    assert cache.slots == 2  # as few as at the beginning, never fewer
+    cache.hold(keys(5))
+    cache.hold(keys(4))
+    assert cache.samples_read == 5
+    cache.hold(keys(3))
+    assert cache.samples_read == 6
+    cache.resize(3)
+    assert len({one.slot for one in cache.hold(keys(3, 4, 6))}) == 3
+
+
 def test_a_failed_read_is_raised_and_can_be_tried_again():
     failing = []
 

@@ -11,6 +11,8 @@ from small_datasets import make_tars, make_tokens
 
 import stoker
 from stoker.errors import BadShardError
+from stoker.load.prefetch import tune
+from stoker.load.prefetch.tune import Setting
 from stoker.stage import fetch
 
 
@@ -85,6 +87,34 @@ def test_files_arrive_ahead_of_the_reader(corpus, cache):
         feeding_path = cache.folder / "local" / str(corpus).lstrip("/")
         while len(list(feeding_path.iterdir())) < len(list(corpus.iterdir())):
             pass  # the test's own limit ends it if they do not come
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_cache_knows_when_nothing_of_what_is_read_is_to_come_any_more(has_room, corpus, tmp_path):
+    """Without room for all of it, what lies here may have to come again."""
+    budget = 0 if has_room else sum(path.stat().st_size for path in corpus.iterdir()) - 1
+    with stoker.Cache(tmp_path / "cache", budget=budget) as cache:
+        near = cache.at(str(corpus))
+        before = near.is_coming
+        for file in near.collection.files:
+            near.local_path(file.name)
+            near.release(file.name)
+        assert (before, near.is_coming) == (True, not has_room)
+
+
+def test_a_loader_whose_files_have_come_goes_on_as_if_they_had_been_here(corpus, cache, monkeypatch):
+    monkeypatch.setattr(tune, "_LOOK_S", 0.0)
+    monkeypatch.setattr(tune, "_WINDOW", 1)
+    monkeypatch.setattr(tune, "_WAITING", 1e9)  # nothing else changes
+    with stoker.feed(str(corpus), device="cpu", cache=cache, **feeding.options()) as feeder:
+        held = feeder.report().chunk_bytes_held
+        feeder.loader._tuner.setting = Setting(depth=2, readers=64)  # as a slow store asks for
+        list(feeder)
+        list(feeder)
+        report = feeder.report()
+    choice = next(choice for choice in report.choices if choice.reason == "all files lie here by now")
+    assert choice.setting.readers == 2
+    assert report.chunk_bytes_held == held
 
 
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip"])

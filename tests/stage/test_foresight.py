@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.stage.foresight import NEVER, Foresight, fetched_bytes
-from stoker.stage.plan import Holding, evictions
+from stoker.stage.plan import Holding, evictions, evictions_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def least(uses: str, room: int) -> int:
@@ -53,4 +57,69 @@ def test_what_is_needed_last_goes_first_and_what_is_needed_sooner_stays() -> Non
     held = [Holding(key=key, bytes=1, used_at=age) for age, key in enumerate("abcd")]
     order = {"a": 1.0, "b": 3.0, "c": 2.0}
     assert evictions(held, need_bytes=2, next_use=lambda key: order.get(key, NEVER)) == ("d", "b")
-    assert evictions(held, need_bytes=3, next_use=lambda key: order.get(key, NEVER), before=2.0) is None
+
+
+def bring(held: dict[str, bool], key: str, ahead: Foresight, *, room: int, is_now: bool) -> bool:
+    """As `Room` does it, every unit a byte large; `held` says who is being read."""
+    holdings = [
+        Holding(key=one, bytes=1, used_at=0.0, holders=("us",) if is_read else ())
+        for one, is_read in held.items()
+    ]
+    need = len(held) + 1 - room
+    if is_now:
+        going = evictions(holdings, need_bytes=need, next_use=ahead.distance)
+    else:
+        at = ahead.distance(key)
+        going = evictions_ahead(holdings, need_bytes=need, next_use=distance_of(ahead), at=at)
+    for one in going or ():
+        del held[one]
+    if going is not None:
+        held[key] = False
+    return going is not None
+
+
+def distance_of(ahead: Foresight) -> Callable[[str, float], float]:
+    return lambda key, beyond: ahead.distance(key, beyond=beyond)
+
+
+@given(uses=st.text("abcde", max_size=30), room=st.integers(1, 4), data=st.data())
+def test_bringing_ahead_at_any_moment_fetches_no_more_than_waiting(
+    uses: str, room: int, data: st.DataObject
+) -> None:
+    ahead, held, fetched = Foresight(uses), dict[str, bool](), 0
+
+    def bring_the_next(now: int) -> int:
+        missing = next((key for key in uses[now:] if key not in held), None)
+        wants = missing is not None and data.draw(st.booleans())
+        return int(wants and bring(held, missing or "", ahead, room=room, is_now=False))
+
+    for turn, key in enumerate(uses):
+        fetched += bring_the_next(turn)
+        ahead.used(key)
+        if key not in held:
+            fetched += bring(held, key, ahead, room=room, is_now=True)
+        held[key] = True
+        fetched += bring_the_next(turn + 1)  # while it is read
+        held[key] = False
+    assert fetched == fetched_bytes(uses, dict.fromkeys(uses, 1), budget=room)
+
+
+def test_what_another_job_holds_is_nothing_to_wait_for_and_what_we_read_is() -> None:
+    held = [
+        Holding(key="other", bytes=1, used_at=0.0, holders=("another job",)),
+        Holding(key="ours", bytes=1, used_at=0.0, holders=("us",)),
+        Holding(key="free", bytes=1, used_at=0.0),
+    ]
+    turns = {"ours": 5.0, "free": 4.0}
+
+    def going(foreseen: str) -> tuple[str, ...] | None:
+        return evictions_ahead(
+            held,
+            need_bytes=1,
+            next_use=lambda key, beyond: turns.get(key, NEVER),
+            at=1.0,
+            foreseen=lambda key: key in foreseen.split(),
+        )
+
+    assert going("free ours") is None
+    assert going("free") == ("free",)

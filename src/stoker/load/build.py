@@ -31,6 +31,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -191,6 +192,7 @@ def make_engine(
         alone=parts.alone,
         order=_asked_in(parts),
         finish=None if isinstance(assembler, WindowAssembler) else finish,  # it wraps groups, not batches
+        is_coming=partial(_is_coming, parts),
     )
     return Engine(
         maker=maker,
@@ -237,6 +239,10 @@ def _asked_in(parts: Parts) -> Callable[[Draw], Sequence[Key]]:
     if any(one.reader.is_short_of_room for one in datasets):
         return Draw.keys_by_turn
     return lambda draw: draw.keys
+
+
+def _is_coming(parts: Parts) -> bool:
+    return any(one.reader.is_coming for one in parts.datasets if isinstance(one, Dataset))
 
 
 def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
@@ -332,6 +338,7 @@ def _device_engine(parts: Parts, options: LoaderOptions, threads: Executor | Non
         in_turn=True,
         order=_asked_in(parts),
         made=arrivals.made,
+        is_coming=partial(_is_coming, parts),
     )
     return Engine(
         maker=maker,

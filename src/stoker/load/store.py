@@ -45,7 +45,7 @@ class Store:
         """Let so many chunks be on their way at once, and so many threads in C read, where there are such;
         they are started when they are to work."""
         if not self._parts.alone:
-            self.cache.grow(min(self._parts.slots - SPARE + readers, self._most))
+            self.cache.resize(min(self._parts.slots - SPARE + readers, self._most))
         if self._pool is None and self._native_readers:
             blocks = max(loader.block_bytes for loader in self._loaders)
             self._pool = open_pool(threads=self._native_readers, block_bytes=blocks)

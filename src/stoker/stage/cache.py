@@ -198,9 +198,14 @@ class Cache:
         with _closed_meanwhile():
             return self.through.reach(unit, number, slices, gives_up)
 
-    def distance(self, key: str) -> float:
-        """How far away the next use of a unit is, for whoever reads here; infinite if nobody knows of one."""
-        return min((near.foresight.distance(key) for near in self._near), default=math.inf)
+    def distance(self, key: str, beyond: float = -math.inf) -> float:
+        """How far away the next use of a unit is, or the first beyond some distance, for whoever reads here;
+        infinite if nobody knows of one."""
+        return min((near.foresight.distance(key, beyond=beyond) for near in self._near), default=math.inf)
+
+    def foresees(self, key: str) -> bool:
+        """Whether somebody who reads here has told of a unit: who does not is another job."""
+        return any(near.foresight.foresees(key) for near in self._near)
 
     def place(self, unit: Unit, name: str) -> Path:
         """Where to read a file that lies here: in memory where preloading was asked for and it fits."""

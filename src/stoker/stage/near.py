@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _OPEN_FILES = 256
 _LOOK_AHEAD = 64  # units
+_LOOKS_AT = 256  # units, of tens of microseconds each
 _PUBLISHED_S = 0.01  # between looks whether what has landed has its name
 
 
@@ -36,6 +38,7 @@ class Near:
         self._pinned: set[str] = set()  # units that were read before they were whole
         self._by_key = {unit.key: unit for unit in units}
         self.foresight = Foresight()
+        self._to_come = deque(units)  # of what is read here: those not seen whole yet
         self.predicted_bytes = 0  # that will be fetched in this epoch, where not all fits the budget
         self._waiting = 0  # readers, for what comes now
         self._is_read_here, self._is_closing = True, False
@@ -53,14 +56,27 @@ class Near:
         total = sum(unit.bytes for unit in self.units if unit.key in keys or not keys)
         return _OPEN_FILES if self.cache.room.fits(total) else 0
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether some of what is read here is not whole yet, or may give way to others."""
+        if not self.open_files:
+            return True
+        coming = self._to_come
+        for _ in range(min(len(coming), _LOOKS_AT)):
+            if not self.cache.shelf.holds(coming[0]):
+                break
+            coming.popleft()
+        return bool(coming)
+
     def local_path(self, name: str) -> Path:
         """Where a file lies on this node; fetched, or waited for, if it does not yet."""
         self.cache.check_process()
         (unit,) = in_order(self.units, [name]) if name not in self._unit_of else (self._unit_of[name],)
-        self.foresight.used(unit.key)
         if (held := self._held.get(name)) and held.exists():
+            self.foresight.used(unit.key)
             return held
         self.cache.pins.add(unit.key)  # pinned first, looked for second: see Room
+        self.foresight.used(unit.key)  # its next turn may be far away: held by now, it stays
         try:
             self._bring_now(unit)
             if not unit.is_bundle:  # a reader of whole files has no first batch to wait for
@@ -159,6 +175,7 @@ class Near:
         units = in_order(self.units, names)
         reading = {self._unit_of[name].key for name in self._held}
         self.foresight = Foresight([self._unit_of[name].key for name in names], reading=reading)
+        self._to_come = deque(units)
         if self.cache.room.is_limited and not self._reads_through:
             self._check_budget(units)
             self._prefetcher = self._prefetcher or Lookahead(self._next_unit, self._bring_ahead)
@@ -196,7 +213,8 @@ class Near:
         return None
 
     def _bring_ahead(self, unit: Unit) -> None:
-        self.cache.bring(self.vouched(unit), when=When(is_now=False, next_use=self.cache.distance))
+        when = When(is_now=False, next_use=self.cache.distance, foreseen=self.cache.foresees)
+        self.cache.bring(self.vouched(unit), when=when)
 
     def refetch(self, name: str, *, damaged: int) -> None:
         """Bring a file again, if what lies there still is the inode that was found damaged: another

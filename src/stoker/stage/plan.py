@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Collection as Names
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 import xxhash
@@ -92,23 +92,39 @@ def evictions(
     need_bytes: int,
     keep: Names[str] = (),
     next_use: Callable[[str], float] = lambda key: math.inf,
-    before: float = -math.inf,
 ) -> tuple[str, ...] | None:
     """Which units give way so that at least `need_bytes` come free, and never one that somebody holds: what
-    is needed last goes first, and of what nobody is known to need the longest unused. With `before`, only
-    what is needed later than that goes. None if that cannot be: then nothing should go, for nothing would
-    come of it."""
+    is needed last goes first, and of what nobody is known to need the longest unused. None if that cannot be:
+    then nothing should go, for nothing would come of it."""
     if need_bytes <= 0:
         return ()
     free, going = 0, []
     for held in sorted(holdings, key=lambda held: (-next_use(held.key), held.used_at, held.key)):
-        if held.holders or held.key in keep or next_use(held.key) <= before:
+        if held.holders or held.key in keep:
             continue
         going.append(held)
         free += held.bytes
         if free >= need_bytes:
             return tuple(held.key for held in _without_spare(going, free - need_bytes))
     return None
+
+
+def evictions_ahead(
+    holdings: Sequence[Holding],
+    *,
+    need_bytes: int,
+    next_use: Callable[[str, float], float],
+    at: float,
+    keep: Names[str] = (),
+    foreseen: Callable[[str], bool] = lambda key: True,
+) -> tuple[str, ...] | None:
+    """Which units give way already for one that is needed only `at` some distance: those that would then, by
+    their next use beyond it. None while one of them is read, or will be before: another in its place would
+    have to come again. What somebody holds who is not foreseen to let go of it stays out of this."""
+    may = [replace(held, holders=()) for held in holdings if not held.holders or foreseen(held.key)]
+    going = evictions(may, need_bytes=need_bytes, keep=keep, next_use=lambda key: next_use(key, at))
+    free = {held.key for held in holdings if not held.holders and next_use(held.key, -math.inf) > at}
+    return going if going is not None and free.issuperset(going) else None
 
 
 def folder_of(collection: Collection, *, hub_cache: bool = False) -> str:

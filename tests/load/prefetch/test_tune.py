@@ -33,7 +33,7 @@ def test_a_wait_for_reads_gets_twice_the_readers():
     assert "reads" in reason
 
 
-def storage(tuner, *, latency_s, most=10**9, cores=2, seconds=6.0, cpu_s=0.001):
+def storage(tuner, *, latency_s, most=10**9, cores=2, seconds=6.0, cpu_s=0.001, coming=True):
     """A loop that only waits for reads of a storage that answers after `latency_s`, `most` a second; each
     takes a core for `cpu_s`. What the tuner chose after so many seconds."""
     total = Seen(wall_s=0.0, consumer_s=0.0, reading_s=0.0, full_s=0.0)
@@ -46,6 +46,7 @@ def storage(tuner, *, latency_s, most=10**9, cores=2, seconds=6.0, cpu_s=0.001):
             reading_s=total.reading_s + took,
             full_s=0.0,
             cpu_s=total.cpu_s + 8 * cpu_s,
+            is_coming=coming,
         )
         tuner.after_group(total)
     return tuner.setting.readers, tuner
@@ -82,6 +83,14 @@ def test_readers_that_do_not_read_faster_are_taken_back(cores):
 def test_readers_of_fetched_files_are_kept_for_what_they_tell_the_cache():
     readers, _ = storage(wide(cores=16, fetched=True), latency_s=0.001, most=900, seconds=60)
     assert readers == 64
+
+
+def test_readers_that_fetched_files_needed_go_when_all_of_them_lie_here():
+    tuner = wide(cores=16, fetched=True)
+    tuner.setting = Setting(depth=2, readers=64)
+    readers, _ = storage(tuner, latency_s=0.001, most=900, coming=False)
+    assert (readers, tuner.awaits_files) == (2, False)
+    assert tuner.history()[1].reason == "all files lie here by now"
 
 
 def test_readers_that_one_lucky_look_let_grow_are_given_back():

@@ -59,11 +59,13 @@ class Maker:
         order: Callable[[Draw], Sequence[Key]] = lambda draw: draw.keys,
         finish: Callable[[Batch], Batch] | None = None,
         made: Callable[[], Any] = lambda: None,
+        is_coming: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`order`: in which the chunks of a group are asked for."""
+        """`order`: in which the chunks of a group are asked for. `is_coming`: whether files still are to be
+        fetched."""
         self._planner, self._cache, self._assembler, self._finish = planner, cache, assembler, finish
         self._alone, self._in_turn, self._mark_made, self._order = alone, in_turn, made, order
-        self._group = group
+        self._group, self.is_coming = group, is_coming
         self._made = 0
         self.ahead = 1  # tasks whose chunks are being read ahead
         self.reading_s = 0.0
@@ -236,12 +238,14 @@ class Background:
 
     def _tune(self) -> None:
         wall_s = time.monotonic() - self._began
+        is_due = self._tuner.is_due(wall_s)
         seen = Seen(
             wall_s=wall_s,
             consumer_s=self._waited_s,
             reading_s=self._maker.reading_s,
             full_s=self._full_s,
-            cpu_s=time.process_time() - self._cpu_s if self._tuner.is_due(wall_s) else 0.0,
+            cpu_s=time.process_time() - self._cpu_s if is_due else 0.0,
+            is_coming=not is_due or (self._tuner.awaits_files and self._maker.is_coming()),
         )
         if self._tuner.after_group(seen):
             self._set()

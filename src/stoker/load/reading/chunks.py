@@ -81,13 +81,13 @@ class ChunkCache:
         self._begin = begin
         self._free = list(range(slots - 1, -1, -1))
         self._held: OrderedDict[Key, Chunk | _Loading] = OrderedDict()
-        self.slots = slots
+        self._least = self._made = self.slots = slots
         self.samples_read = samples_read
 
-    def grow(self, slots: int) -> None:
-        """Hold up to so many, if that is more than now."""
-        self._free = [*range(slots - 1, self.slots - 1, -1), *self._free]
-        self.slots = max(slots, self.slots)
+    def resize(self, slots: int) -> None:
+        """Hold up to so many, though never fewer than at the beginning; what is too much goes by and by."""
+        self._free = [*range(slots - 1, self._made - 1, -1), *self._free]
+        self._made, self.slots = max(slots, self._made), max(slots, self._least)
 
     def prefetch(self, keys: Iterable[Key], *, keep: Container[Key]) -> None:
         """Start loading what is missing, in this order, as far as there is room beside the chunks to keep."""
@@ -130,8 +130,11 @@ class ChunkCache:
         return chunk
 
     def _room(self, needed: Container[Key]) -> int | None:
-        if self._free:
-            return self._free.pop()
+        while len(self._held) > self.slots and (slot := self._given_up(needed)) is not None:
+            self._free.append(slot)
+        return self._free.pop() if len(self._held) < self.slots else self._given_up(needed)
+
+    def _given_up(self, needed: Container[Key]) -> int | None:
         # a chunk still being read cannot be given away: prefer one that is not, or wait for it
         others = ((key, held) for key, held in self._held.items() if key not in needed)
         ready = (key for key, held in others if isinstance(held, Chunk))

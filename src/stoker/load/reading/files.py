@@ -27,6 +27,10 @@ class CachedFiles(Files, Protocol):
         """Where these bytes of a file lie, which come before others; and whether the whole file does. One
         that is still landing is there for a moment: if it is gone when it is opened, ask again."""
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether some of what is read is still to be brought, or may have to be again."""
+
     def release(self, name: str) -> None: ...
 
     def refetch(self, name: str, *, damaged: int) -> None:

@@ -85,6 +85,11 @@ class ShardReader:
         return self._cached is not None
 
     @property
+    def is_coming(self) -> bool:
+        """Whether some of the files are still to be brought."""
+        return self._cached is not None and self._cached.is_coming
+
+    @property
     def is_short_of_room(self) -> bool:
         """Whether files that are brought near give way to others while they are still needed."""
         return self._cached is not None and not self._cached.open_files

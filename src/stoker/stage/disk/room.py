@@ -23,7 +23,7 @@ from stoker.stage.disk.pins import PinView
 from stoker.stage.disk.shelf import Record, Shelf
 from stoker.stage.landing.part import Part
 from stoker.stage.leases.lease import Claim, Lease
-from stoker.stage.plan import Holding, Unit, evictions
+from stoker.stage.plan import Holding, Unit, evictions, evictions_ahead
 
 _SPARE_BYTES = 16 << 20  # left on the disk for the books, the leases and everybody else
 _POLL_S = 0.02
@@ -32,10 +32,29 @@ _STILL_S = 2.0  # without anything read or fetched: nobody will make room
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class When:
-    """How urgent a unit is, and when each unit is used next, as far as whoever asks knows."""
+    """How urgent a unit is, and when each unit is used next, or beyond some distance, as far as whoever asks
+    knows."""
 
     is_now: bool = True
-    next_use: Callable[[str], float] = lambda key: math.inf
+    next_use: Callable[[str, float], float] = lambda key, beyond: math.inf
+    foreseen: Callable[[str], bool] = lambda key: False
+
+    def going(self, unit: Unit, holdings: Sequence[Holding], need_bytes: int) -> tuple[str, ...] | None:
+        """Which units give way for this one; None if that cannot be."""
+        keep = {unit.key}
+        if self.is_now:
+            return evictions(holdings, need_bytes=need_bytes, keep=keep, next_use=self._next_use)
+        return evictions_ahead(
+            holdings,
+            need_bytes=need_bytes,
+            keep=keep,
+            next_use=self.next_use,
+            at=self._next_use(unit.key),
+            foreseen=self.foreseen,
+        )
+
+    def _next_use(self, key: str) -> float:
+        return self.next_use(key, -math.inf)
 
 
 NOW = When()
@@ -72,13 +91,7 @@ class Room:
             with self._alone():
                 short = self._short_bytes(unit)
                 holdings = self.holdings()
-                going = evictions(
-                    holdings,
-                    need_bytes=short,
-                    keep={unit.key},
-                    next_use=when.next_use,
-                    before=-math.inf if when.is_now else when.next_use(unit.key),
-                )
+                going = when.going(unit, holdings, short)
                 if going is not None and self._evict_all(going):
                     return begin()
                 if going is None and when.is_now and self._give_up_parts(unit):

@@ -3,6 +3,7 @@
     messages(language)   sentences of programs' translations (gettext catalogues), each at least 40 letters
     manuals(language)    manual pages, roff taken off; "en" are the untranslated ones
     programs(), papers() Python's own source files; what packages say of themselves under /usr/share/doc
+    sources(ending)      files of any programming language that packages of Debian, Python or npm brought
 
 The same machine gives the same lists in the same order; another one gives other texts of the same kinds.
 """
@@ -13,6 +14,7 @@ import gettext
 import gzip
 import re
 import sysconfig
+from collections import Counter
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -50,6 +52,26 @@ def programs(most: int = 300) -> list[str]:
     return [
         path.read_text("utf-8", "replace") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     ][:most]
+
+
+@cache
+def sources(ending: str, most: int = 400) -> list[str]:
+    """At least 600 characters long, at most 40 of a package, spread over all there are."""
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    roots += [Path("/usr") / name for name in ("include", "share", "lib")]
+    paths = sorted(path for root in roots for path in root.rglob(f"*.{ending}") if path.is_file())
+    taken: Counter[Path] = Counter()
+    found: dict[str, None] = {}
+    for path in paths[:: max(1, len(paths) // (4 * most))]:
+        if taken[path.parents[-min(6, len(path.parents))]] < _OF_A_PACKAGE and len(found) < most:
+            text = path.read_text("utf-8", "replace")
+            if len(text) >= _SOURCE and text not in found:
+                taken[path.parents[-min(6, len(path.parents))]] += 1
+                found[text] = None
+    return list(found)
+
+
+_SOURCE, _OF_A_PACKAGE = 600, 40
 
 
 @cache

@@ -162,7 +162,8 @@ def test_a_curated_dataset_is_the_same_as_here(cluster: SlurmCluster, bench: Ben
     options = ("--curate", str(Path(__file__).with_name("recipe.json")))
     done = bench.run("out", *ON_SLURM, *options, environment=cluster.environment)
     assert done.returncode == 0, done.stderr
-    assert bench.dataset("out") == bench.made_here(*options, "--workers", "1")
+    for workers in ("1", "2"):
+        assert bench.dataset("out") == bench.made_here(*options, "--workers", workers)
 
 
 def test_media_is_the_same_as_here(cluster: SlurmCluster, bench: Bench, tmp_path: Path) -> None:

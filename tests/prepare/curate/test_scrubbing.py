@@ -111,6 +111,32 @@ def test_resident_numbers_are_told_however_they_are_written(between: str, around
     assert scrubbed(around.format(number), KINDS) == (around.format("<KOREAN_ID>"), {"korean_id": 1})
 
 
+WIDE = {**{code: code + 0xFEE0 for code in range(0x21, 0x7F)}, 0x20: 0x3000}
+NO_BREAK = {ord("-"): "\u2011", ord(" "): "\u00a0"}
+
+
+@pytest.mark.parametrize("written", [WIDE, NO_BREAK], ids=["full width", "no-break signs"])
+@pytest.mark.parametrize(
+    ("kind", "planted"),
+    [(kind, text) for kind, some in PLANTED.items() if kind != "api_key" for text in some],
+)
+def test_private_data_is_told_in_other_signs(kind: str, planted: str, written: dict[int, int]) -> None:
+    if kind == "korean_id":
+        planted = korean(random.Random(planted))
+    text = f"연락처（{planted.translate(written)}）입니다"
+    assert scrubbed(text, KINDS) == (f"연락처（<{kind.upper()}>）입니다", {kind: 1})
+
+
+@pytest.mark.parametrize("phone", ["01012345678", "010 - 1234 - 5678", "0161234567"])
+def test_korean_phones_are_told_however_they_are_written(phone: str) -> None:
+    assert scrubbed(f"전화{phone}으로", KINDS) == ("전화<PHONE>으로", {"phone": 1})
+
+
+def test_what_is_not_private_keeps_its_signs() -> None:
+    text = "값은　３．１４、２０２４－１１－１８（ａ＠ｂ）– 1\u00a0000"
+    assert scrubbed(text, KINDS) == (text, {})
+
+
 def test_a_private_key_goes_also_where_it_was_cut_off() -> None:
     begin, body = "-----BEGIN RSA PRIVATE KEY-----\n", ("MIIEpAIBAAKCAQEA" * 4 + "\n") * 5
     for key in (begin + body + "-----END RSA PRIVATE KEY-----", begin + body):

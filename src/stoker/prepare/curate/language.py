@@ -6,7 +6,6 @@ one 53), but takes many times as long, knows fewer languages, and cannot load us
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any
 
 from stoker.errors import UsageError, require
 from stoker.prepare.curate.batch import Batch, Outcome
+from stoker.prepare.curate.programs import is_program
 from stoker.prepare.sources.documents import Texts
 
 _CHARS = 4000  # what is looked at of a text: more changes no answer and costs time
@@ -34,7 +34,7 @@ def _model() -> Any:
 
 def identify(text: str) -> tuple[str, float]:
     """(language code, how sure the model is of it); no letters have no language."""
-    if _is_code(text[:_CHARS]):
+    if is_program(text[:_CHARS]):
         return "code", 1.0
     line = " ".join(text[:_CHARS].split())
     if not any(map(str.isalpha, line)):
@@ -42,34 +42,6 @@ def identify(text: str) -> tuple[str, float]:
     labels = _model().predict(line, 1)
     score, label = _first(labels)
     return label.removeprefix("__label__"), min(1.0, score)
-
-
-_CODE_LINE = re.compile(
-    r"^\s*(?:def |class |import |from \S+ import|return\b|#include|#define|package |public |private |static "
-    r"|func |fn |let |const |var |if\s*\(|for\s*\(|while\s*\(|\}|@\w+|SELECT |INSERT |<\w+[ >/]|</|//)"
-    r"|[;{}]\s*$|\):\s*$|=>|^\s*\w+(?:\.\w+)*\(.*\)\s*$"
-)
-
-
-def _is_code(text: str) -> bool:
-    """Most lines, and three at least, look like a program's, or a good part does and most others lie inside:
-    the model has no word for those."""
-    lines = [line for line in text.split("\n") if line.strip()]
-    if len(lines) < 3:
-        return False
-    told = [bool(_CODE_LINE.search(line)) for line in lines]
-    if sum(told) * 2 > len(lines):
-        return True
-    if len(text.encode()) > len(text) * _ASCII:  # manual pages of other languages are indented too
-        return False
-    inside = sum(
-        is_told or line.startswith(("    ", "\t")) for line, is_told in zip(lines, told, strict=True)
-    )
-    return sum(told) >= max(3, len(lines) * _CODE_SHARE) and inside > len(lines) * _CODE_INSIDE
-
-
-_ASCII = 1.005  # bytes a character
-_CODE_SHARE, _CODE_INSIDE = 0.15, 0.6  # programs with long comments, of benchmarks/languages.py
 
 
 def _first(answer: Any) -> tuple[float, str]:

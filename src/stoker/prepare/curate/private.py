@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _GROUP = r"[0-9a-f]{1,4}"
-_DASHES = "-\u2010-\u2015\u2212\uff0d"
 # Letters of e-mail addresses. A word of another script may stand against an address without a space, as
 # Korean particles do: only where it is the whole name is it of the address.
 _LETTER = "A-Za-z0-9\u00c0-\u024f\u0370-\u052f"
@@ -36,18 +35,33 @@ class Kind:
 def scrubbed(text: str, kinds: Sequence[Kind]) -> tuple[str, Counter[str]]:
     """A text with tags for what is private, and how many of each kind there were."""
     counts: Counter[str] = Counter()
+    folded = _folded(text)
     for kind in kinds:
-        if kind.hints and not any(hint in text for hint in kind.hints):
+        if kind.hints and not any(hint in folded for hint in kind.hints):
             continue
-
-        def replaced(match: re.Match[str], kind: Kind = kind) -> str:
-            if not kind.proof(match[0]):
-                return match[0]
-            counts[kind.name] += 1
-            return kind.tag
-
-        text = kind.pattern.sub(replaced, text)
+        found = [match.span() for match in kind.pattern.finditer(folded) if kind.proof(match[0])]
+        if found:
+            counts[kind.name] += len(found)
+            ends = [0, *(end for _, end in found)]
+            starts = [*(start for start, _ in found), len(text)]
+            text = kind.tag.join(text[end:start] for end, start in zip(ends, starts, strict=True))
+            folded = _folded(text)
     return text, counts
+
+
+def _folded(text: str) -> str:
+    """The text as it is searched: full-width signs as ASCII, any dash a hyphen, any space a space. Each
+    character stays one, so that what is found lies at the same place in the text."""
+    return text.translate(_FOLDS) if not text.isascii() and _ODD.search(text) else text
+
+
+_SPACES = "\u00a0\u2000-\u200a\u202f\u205f\u3000"
+_ODD = re.compile(f"[\uff01-\uff5e{_SPACES}\u2010-\u2015\u2212]")
+_FOLDS = (
+    {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+    | dict.fromkeys([0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " ")
+    | dict.fromkeys([*range(0x2010, 0x2016), 0x2212], "-")
+)
 
 
 def _digits(found: str) -> list[int]:
@@ -134,7 +148,7 @@ KINDS = (
     ),
     Kind(
         name="korean_id",
-        pattern=re.compile(rf"(?<!\d)(?<!\d-)\d{{6}}(?: ?[{_DASHES}] ?)?[1-8]\d{{6}}(?!-?\d)"),
+        pattern=re.compile(r"(?<!\d)(?<!\d-)\d{6}(?: ?- ?)?[1-8]\d{6}(?!-?\d)"),
         proof=is_korean_resident,
     ),
     Kind(
@@ -146,13 +160,13 @@ KINDS = (
     # Groups as cards are written: what stands beside one (12/26, a check number, an amount) is not of it.
     Kind(
         name="card",
-        pattern=re.compile(r"(?<![\d.])\d{4}([ \u00a0-])(?:\d{4}\1){3}\d{3}(?!-?\d)"),
+        pattern=re.compile(r"(?<![\d.])\d{4}([ -])(?:\d{4}\1){3}\d{3}(?!-?\d)"),
         proof=is_card,
     ),
     Kind(
         name="card",
         pattern=re.compile(
-            r"(?<![\d.])(?<!\d-)(?:\d{13,19}|\d{4}([ \u00a0-])(?:\d{4}\1\d{4}\1\d{4}|\d{6}\1\d{4,5}))(?!-?\d)"
+            r"(?<![\d.])(?<!\d-)(?:\d{13,19}|\d{4}([ -])(?:\d{4}\1\d{4}\1\d{4}|\d{6}\1\d{4,5}))(?!-?\d)"
         ),
         proof=is_card,
     ),
@@ -170,8 +184,10 @@ KINDS = (
     Kind(
         name="phone",
         pattern=re.compile(
-            r"(?<![A-Za-z_\d./-])(?:\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5}|\(\d{2,4}\)[ .-]?\d{3,4}[ .-]\d{4}"
-            r"|\d{2,4}[ .-]\d{3,4}[ .-]\d{4})(?![A-Za-z_\d-]|\.\d)"
+            r"(?<![A-Za-z_\d./-])(?:\+\d{1,3}(?:[ .-]?(?:\(\d{1,5}\)|\d{1,5})){2,5}"
+            r"|\(\d{2,4}\)[ .-]?\d{3,4}[ .-]\d{4}"
+            r"|\d{2,4}(?:[ .]| ?- ?)\d{3,4}(?:[ .]| ?- ?)\d{4}"
+            r"|01[016-9]\d{7,8})(?![A-Za-z_\d-]|\.\d)"  # as Korean mobile phones are often written
         ),
         proof=is_phone,
     ),

@@ -240,6 +240,16 @@ def test_an_mp3_whose_channels_change_is_broken_and_kills_nobody(
         one_of(tmp_path, "mp3", b"".join(sides), audio=stoker.Audio(crop="whole"))
 
 
+@pytest.mark.parametrize("coder", ["adpcm_ms", "adpcm_ima_wav"])
+@pytest.mark.parametrize("crop", ["random", "whole"])
+def test_adpcm_of_which_torchcodec_loses_the_most_is_refused(
+    tmp_path: Path, encode: Callable[..., bytes], coder: str, crop: str
+) -> None:
+    data = encode("wav", "-c:a", coder, given=as_wav(ramp(2)))
+    with pytest.raises(BadShardError, match=f"of {coder} in a WAV torchcodec decodes a part alone"):
+        one_of(tmp_path, "wav", data, audio=stoker.Audio(seconds=0.5, crop=crop))
+
+
 def test_a_flac_cut_short_is_broken(tmp_path: Path, encode: Callable[..., bytes]) -> None:
     data = encode("flac", "-f", "lavfi", "-i", "sine=440:duration=3")
     with pytest.raises(BadShardError, match="cannot be decoded"):

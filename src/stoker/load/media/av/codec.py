@@ -23,6 +23,7 @@ Frame = npt.NDArray[np.uint8]
 _RATES = range(1_000, 768_001)  # of a source: one second at 1 Hz would be made 16,000 samples
 _WHOLE = 0.9  # of the frames that a header says: with fewer, a file was cut short
 _SLACK_S = 0.1  # what the length in a header of sound may be wrong by
+_LOSSY_IN_WAV = ("adpcm_ms", "adpcm_ima_wav")  # of a packet's blocks torchcodec 0.13 keeps the first
 _NOTHING = "it holds no sound"
 _COUNTED_S = 60.0  # of sound that is held to find out how much of it there is
 _AHEAD_S = 2.0  # more than a frame of sound lasts: FLAC's longest, at 44,100 a second, is 1.5
@@ -106,6 +107,10 @@ def sound(data: Any, audio: Audio, start_of: Callable[[int], int]) -> Waves:
     if facts.sample_rate not in _RATES:
         raise Undecodable(
             f"{facts.sample_rate} samples a second is the rate of no sound ({_RATES[0]:,} to {_RATES[-1]:,})"
+        )
+    if facts.codec in _LOSSY_IN_WAV and bytes(data[:4]) == b"RIFF" and bytes(data[8:12]) == b"WAVE":
+        raise Undecodable(
+            f"of {facts.codec} in a WAV torchcodec decodes a part alone: make it FLAC, or plain PCM"
         )
     said, channels = facts.duration_seconds or 0.0, facts.num_channels or 1
     _check_length(said, audio.max_seconds)

@@ -12,6 +12,7 @@ from pictures import encoded, make_pictures, photograph
 import stoker
 from stoker.errors import BadShardError, UsageError
 from stoker.load.media.av.clips import frames_of
+from stoker.load.media.av.codec import VideoStream
 from stoker.load.media.av.containers import frame_sizes
 
 if TYPE_CHECKING:
@@ -152,6 +153,33 @@ def test_what_ffmpeg_encodes_is_decoded(tmp_path: Path, encode: Callable[..., by
     batch = one_of(tmp_path, data, kind, video=stoker.Video(frames=2, size=16, clip="start", crop="center"))
     assert batch["video_length"].tolist() == [2, 2]
     assert number_of(batch["video"][0, 0]) == 0
+
+
+B_FRAMES = ("-bf", "2", "-g", "10", "-q:v", "1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "coder"),
+    [
+        ("avi", ("-c:v", "mpeg4")),
+        ("avi", TO_MP4[:2]),
+        ("mpg", ("-c:v", "mpeg2video", "-r", "25")),
+        ("ts", TO_MP4[:2]),
+        ("mkv", ("-c:v", "mpeg4")),
+        ("mp4", TO_MP4[:2]),
+    ],
+    ids=str,
+)
+def test_frames_that_are_stored_in_another_order_are_found_by_their_number(
+    encode: Callable[..., bytes], kind: str, coder: tuple[str, ...]
+) -> None:
+    before = (*raw()[:-1], "25")
+    data = encode(kind, *coder, *B_FRAMES, "-pix_fmt", "yuv420p", given=grey_frames(), before=before)
+    bytes_of_it = np.frombuffer(data, np.uint8)
+    for first in (0, 1, 5, 17, 22, FRAMES - 3):
+        stream = VideoStream(bytes_of_it, max_pixels=1 << 20)
+        assert stream.frames == FRAMES
+        assert [number_of(stream.frame(first + n)) for n in (0, 2)] == [first, first + 2]
 
 
 def test_a_video_that_is_to_be_turned_is_turned(tmp_path: Path, encode: Callable[..., bytes]) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stoker.errors import MissingPackageError, require
 from stoker.load.media.av.audio import Audio
-from stoker.load.media.av.containers import frame_sizes
+from stoker.load.media.av.containers import frame_sizes, says_when
 from stoker.load.media.decode import Undecodable
 
 Waves = npt.NDArray[np.float32]
@@ -84,12 +84,24 @@ class VideoStream:
             raise Undecodable(f"it is cut short: {self.frames:,} frames are there, its header says {said:,}")
         if not self.frames:
             raise Undecodable("it has no frames")
+        self._is_sought, self._passed = says_when(data), 0
 
     def frame(self, number: int) -> Frame:
-        """[height, width, 3]"""
+        """[height, width, 3] of one frame; ask for them in their order."""
         with _told("video"):
-            found: Frame = self._decoder.get_frame_at(number).data.numpy()
+            shown: Any = self._decoder.get_frame_at(number).data if self._is_sought else self._counted(number)
+        found: Frame = shown.numpy()
         return found
+
+    def _counted(self, number: int) -> Any:
+        """Decoded from the first frame on: by its number torchcodec finds another one in AVI and MPEG."""
+        from torchcodec._core import get_next_frame
+
+        shown = None
+        while self._passed <= number:
+            shown = get_next_frame(self._decoder._decoder)[0]
+            self._passed += 1
+        return shown
 
 
 def _check_size(width: int, height: int, most: int) -> None:

@@ -19,10 +19,24 @@ _MOST_PARTS = 10_000  # of a file's outline: one of more is looked at by the dec
 def frame_sizes(data: Any) -> list[tuple[int, int]]:
     """Widths and heights that the header says; none where it is of another kind, or damaged."""
     view = memoryview(data).cast("B")
-    if bytes(view[:4]) == b"\x1aE\xdf\xa3":
+    if _is_matroska(view):
         return list(_of_matroska(view))
-    is_mp4 = bytes(view[4:8]) in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")
-    return list(_of_mp4(view, 0, len(view), 0)) if is_mp4 else []
+    return list(_of_mp4(view, 0, len(view), 0)) if _is_mp4(view) else []
+
+
+def says_when(data: Any) -> bool:
+    """Whether its header or packets say when each frame is shown, so that one can be sought by its number.
+    Those of AVI and MPEG do not where frames stand in another order than they are shown in."""
+    view = memoryview(data).cast("B")
+    return _is_matroska(view) or _is_mp4(view)
+
+
+def _is_matroska(view: memoryview) -> bool:
+    return bytes(view[:4]) == b"\x1aE\xdf\xa3"
+
+
+def _is_mp4(view: memoryview) -> bool:
+    return bytes(view[4:8]) in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")
 
 
 def _of_mp4(view: memoryview, start: int, stop: int, depth: int) -> Iterator[tuple[int, int]]:

@@ -244,6 +244,24 @@ def test_a_video_cut_short_is_named(tmp_path: Path, silent_video: bytes) -> None
         one_of(tmp_path, silent_video[: len(silent_video) // 2])
 
 
+@pytest.mark.parametrize("begin", ["0.1", "1.5"])
+def test_a_video_cut_out_of_another_without_encoding_is_whole(
+    tmp_path: Path, encode: Callable[..., bytes], video: bytes, begin: str
+) -> None:
+    """Its header counts the frames that its edit list leaves out, too."""
+    long = tmp_path / "long.mp4"
+    long.write_bytes(video)
+    header_first = ("-movflags", "+faststart")
+    data = encode("mp4", "-ss", begin, "-i", str(long), "-c", "copy", *header_first)
+    options = stoker.Video(frames=3, stride=5, size=16, clip="start", crop="center")
+    batch = one_of(tmp_path, data, video=options, audio=stoker.Audio(seconds=0.5, crop="start"))
+    first = round(10 * float(begin))
+    assert [number_of(frame) for frame in batch["video"][0]] == [first, first + 5, first + 10]
+    assert batch["audio_length"].tolist() == [8_000, 8_000]
+    with pytest.raises(BadShardError, match="it is cut short"):
+        one_of(tmp_path / "cut", data[: len(data) * 2 // 3], video=options)
+
+
 @pytest.mark.parametrize("kind", ["mp4", "mkv"])
 def test_frames_that_are_too_large_are_refused_by_the_header(
     tmp_path: Path, encode: Callable[..., bytes], kind: str

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stoker.errors import MissingPackageError, require
 from stoker.load.media.av.audio import Audio
-from stoker.load.media.av.containers import frame_sizes, says_when
+from stoker.load.media.av.containers import frame_sizes, may_leave_out, says_when
 from stoker.load.media.decode import Undecodable
 
 Waves = npt.NDArray[np.float32]
@@ -80,11 +80,11 @@ class VideoStream:
         _check_size(facts.width or 0, facts.height or 0, max_pixels)
         self.frames = int(facts.num_frames or 0)
         said = facts.num_frames_from_header or 0
-        if self.frames < said * _WHOLE - 1:
+        if self.frames < said * _WHOLE - 1 and not may_leave_out(data):
             raise Undecodable(f"it is cut short: {self.frames:,} frames are there, its header says {said:,}")
         if not self.frames:
             raise Undecodable("it has no frames")
-        self._is_sought, self._passed = says_when(data), 0
+        self._is_sought, self._passed = says_when(data) and self.frames >= said, 0
 
     def frame(self, number: int) -> Frame:
         """[height, width, 3] of one frame; ask for them in their order."""
@@ -94,7 +94,8 @@ class VideoStream:
         return found
 
     def _counted(self, number: int) -> Any:
-        """Decoded from the first frame on: by its number torchcodec finds another one in AVI and MPEG."""
+        """Decoded from the first frame on: by its number torchcodec finds another one in AVI and MPEG, and in
+        an MP4 whose edit list leaves frames out."""
         from torchcodec._core import get_next_frame
 
         shown = None

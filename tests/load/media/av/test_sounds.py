@@ -174,6 +174,38 @@ def test_a_sound_that_is_long_enough_is_never_short(encode: Callable[..., bytes]
     assert set(lengths) == {audio.samples}
 
 
+LATE = ("-c:a", "aac", "-output_ts_offset", "3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "coder"),
+    [
+        ("mkv", ("-c:a", "aac")),
+        ("webm", ("-c:a", "libopus")),
+        ("mkv", ("-c:a", "wavpack")),
+        ("mkv", LATE),
+    ],
+    ids=str,
+)
+def test_the_beginning_of_a_sound_is_not_lost(
+    encode: Callable[..., bytes], kind: str, coder: tuple[str, ...]
+) -> None:
+    """Where a container does not say how long a packet lasts, or the first one comes late."""
+    data = encode(kind, *coder, given=as_wav(ramp(1.5, rate=48_000), rate=48_000))
+    plain = np.frombuffer(encode("wav", "-c:a", "pcm_f32le", "-ar", "48000", given=data), np.uint8)
+    given, options = np.frombuffer(data, np.uint8), {"rate": 48_000}
+    expected = decode(plain, stoker.Audio(crop="whole", **options), int)
+    whole = decode(given, stoker.Audio(crop="whole", **options), int)
+    assert whole.shape == expected.shape
+    assert np.abs(whole - expected).max() < 1e-3
+    audio = stoker.Audio(seconds=0.25, **options)
+    for share in (0, 0.3, 0.7, 1):
+        some = decode(given, audio, lambda count, share=share: int(share * max(0, count - audio.samples)))
+        assert some.shape[1] == audio.samples
+    start = decode(given, stoker.Audio(seconds=0.25, crop="start", **options), lambda _: 0)
+    assert np.abs(start - expected[:, : start.shape[1]]).max() < 1e-3
+
+
 def test_the_sound_of_a_video_is_taken_where_nothing_else_is_sound(tmp_path: Path, video: bytes) -> None:
     batch = one_of(tmp_path, "mp4", video)
     assert batch["audio_length"].tolist() == [8_000, 8_000]
@@ -206,6 +238,16 @@ def test_an_mp3_whose_channels_change_is_broken_and_kills_nobody(
     sides = [encode("mp3", "-f", "lavfi", "-i", "sine=440:duration=1", "-ac", n) for n in ("2", "1")]
     with pytest.raises(BadShardError, match="cannot be decoded"):
         one_of(tmp_path, "mp3", b"".join(sides), audio=stoker.Audio(crop="whole"))
+
+
+@pytest.mark.parametrize("coder", ["adpcm_ms", "adpcm_ima_wav"])
+@pytest.mark.parametrize("crop", ["random", "whole"])
+def test_adpcm_of_which_torchcodec_loses_the_most_is_refused(
+    tmp_path: Path, encode: Callable[..., bytes], coder: str, crop: str
+) -> None:
+    data = encode("wav", "-c:a", coder, given=as_wav(ramp(2)))
+    with pytest.raises(BadShardError, match=f"of {coder} in a WAV torchcodec decodes a part alone"):
+        one_of(tmp_path, "wav", data, audio=stoker.Audio(seconds=0.5, crop=crop))
 
 
 def test_a_flac_cut_short_is_broken(tmp_path: Path, encode: Callable[..., bytes]) -> None:

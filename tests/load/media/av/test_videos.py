@@ -12,6 +12,7 @@ from pictures import encoded, make_pictures, photograph
 import stoker
 from stoker.errors import BadShardError, UsageError
 from stoker.load.media.av.clips import frames_of
+from stoker.load.media.av.codec import VideoStream
 from stoker.load.media.av.containers import frame_sizes
 
 if TYPE_CHECKING:
@@ -154,6 +155,33 @@ def test_what_ffmpeg_encodes_is_decoded(tmp_path: Path, encode: Callable[..., by
     assert number_of(batch["video"][0, 0]) == 0
 
 
+B_FRAMES = ("-bf", "2", "-g", "10", "-q:v", "1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "coder"),
+    [
+        ("avi", ("-c:v", "mpeg4")),
+        ("avi", TO_MP4[:2]),
+        ("mpg", ("-c:v", "mpeg2video", "-r", "25")),
+        ("ts", TO_MP4[:2]),
+        ("mkv", ("-c:v", "mpeg4")),
+        ("mp4", TO_MP4[:2]),
+    ],
+    ids=str,
+)
+def test_frames_that_are_stored_in_another_order_are_found_by_their_number(
+    encode: Callable[..., bytes], kind: str, coder: tuple[str, ...]
+) -> None:
+    before = (*raw()[:-1], "25")
+    data = encode(kind, *coder, *B_FRAMES, "-pix_fmt", "yuv420p", given=grey_frames(), before=before)
+    bytes_of_it = np.frombuffer(data, np.uint8)
+    for first in (0, 1, 5, 17, 22, FRAMES - 3):
+        stream = VideoStream(bytes_of_it, max_pixels=1 << 20)
+        assert stream.frames == FRAMES
+        assert [number_of(stream.frame(first + n)) for n in (0, 2)] == [first, first + 2]
+
+
 def test_a_video_that_is_to_be_turned_is_turned(tmp_path: Path, encode: Callable[..., bytes]) -> None:
     half = np.zeros((4, 32, 64, 3), np.uint8)
     half[:, :, 32:] = 255  # light on the right
@@ -214,6 +242,24 @@ def test_what_is_no_video_is_named(tmp_path: Path) -> None:
 def test_a_video_cut_short_is_named(tmp_path: Path, silent_video: bytes) -> None:
     with pytest.raises(BadShardError, match="it is cut short"):
         one_of(tmp_path, silent_video[: len(silent_video) // 2])
+
+
+@pytest.mark.parametrize("begin", ["0.1", "1.5"])
+def test_a_video_cut_out_of_another_without_encoding_is_whole(
+    tmp_path: Path, encode: Callable[..., bytes], video: bytes, begin: str
+) -> None:
+    """Its header counts the frames that its edit list leaves out, too."""
+    long = tmp_path / "long.mp4"
+    long.write_bytes(video)
+    header_first = ("-movflags", "+faststart")
+    data = encode("mp4", "-ss", begin, "-i", str(long), "-c", "copy", *header_first)
+    options = stoker.Video(frames=3, stride=5, size=16, clip="start", crop="center")
+    batch = one_of(tmp_path, data, video=options, audio=stoker.Audio(seconds=0.5, crop="start"))
+    first = round(10 * float(begin))
+    assert [number_of(frame) for frame in batch["video"][0]] == [first, first + 5, first + 10]
+    assert batch["audio_length"].tolist() == [8_000, 8_000]
+    with pytest.raises(BadShardError, match="it is cut short"):
+        one_of(tmp_path / "cut", data[: len(data) * 2 // 3], video=options)
 
 
 @pytest.mark.parametrize("kind", ["mp4", "mkv"])

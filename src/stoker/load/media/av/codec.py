@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stoker.errors import MissingPackageError, require
 from stoker.load.media.av.audio import Audio
-from stoker.load.media.av.containers import frame_sizes
+from stoker.load.media.av.containers import frame_sizes, may_leave_out, says_when
 from stoker.load.media.decode import Undecodable
 
 Waves = npt.NDArray[np.float32]
@@ -23,8 +23,10 @@ Frame = npt.NDArray[np.uint8]
 _RATES = range(1_000, 768_001)  # of a source: one second at 1 Hz would be made 16,000 samples
 _WHOLE = 0.9  # of the frames that a header says: with fewer, a file was cut short
 _SLACK_S = 0.1  # what the length in a header of sound may be wrong by
+_LOSSY_IN_WAV = ("adpcm_ms", "adpcm_ima_wav")  # of a packet's blocks torchcodec 0.13 keeps the first
 _NOTHING = "it holds no sound"
 _COUNTED_S = 60.0  # of sound that is held to find out how much of it there is
+_AHEAD_S = 2.0  # more than a frame of sound lasts: FLAC's longest, at 44,100 a second, is 1.5
 
 
 @cache
@@ -78,16 +80,29 @@ class VideoStream:
         _check_size(facts.width or 0, facts.height or 0, max_pixels)
         self.frames = int(facts.num_frames or 0)
         said = facts.num_frames_from_header or 0
-        if self.frames < said * _WHOLE - 1:
+        if self.frames < said * _WHOLE - 1 and not may_leave_out(data):
             raise Undecodable(f"it is cut short: {self.frames:,} frames are there, its header says {said:,}")
         if not self.frames:
             raise Undecodable("it has no frames")
+        self._is_sought, self._passed = says_when(data) and self.frames >= said, 0
 
     def frame(self, number: int) -> Frame:
-        """[height, width, 3]"""
+        """[height, width, 3] of one frame; ask for them in their order."""
         with _told("video"):
-            found: Frame = self._decoder.get_frame_at(number).data.numpy()
+            shown: Any = self._decoder.get_frame_at(number).data if self._is_sought else self._counted(number)
+        found: Frame = shown.numpy()
         return found
+
+    def _counted(self, number: int) -> Any:
+        """Decoded from the first frame on: by its number torchcodec finds another one in AVI and MPEG, and in
+        an MP4 whose edit list leaves frames out."""
+        from torchcodec._core import get_next_frame
+
+        shown = None
+        while self._passed <= number:
+            shown = get_next_frame(self._decoder._decoder)[0]
+            self._passed += 1
+        return shown
 
 
 def _check_size(width: int, height: int, most: int) -> None:
@@ -106,6 +121,10 @@ def sound(data: Any, audio: Audio, start_of: Callable[[int], int]) -> Waves:
         raise Undecodable(
             f"{facts.sample_rate} samples a second is the rate of no sound ({_RATES[0]:,} to {_RATES[-1]:,})"
         )
+    if facts.codec in _LOSSY_IN_WAV and bytes(data[:4]) == b"RIFF" and bytes(data[8:12]) == b"WAVE":
+        raise Undecodable(
+            f"of {facts.codec} in a WAV torchcodec decodes a part alone: make it FLAC, or plain PCM"
+        )
     said, channels = facts.duration_seconds or 0.0, facts.num_channels or 1
     _check_length(said, audio.max_seconds)
     first = facts.begin_stream_seconds or 0.0
@@ -117,7 +136,8 @@ def sound(data: Any, audio: Audio, start_of: Callable[[int], int]) -> Waves:
         found = _stretch(data, audio, channels, first + start / audio.rate)
     # a length that is estimated, or not said, may be wrong: then it is counted
     if found is None or (start and found.shape[1] < audio.samples - _SLACK_S * audio.rate):
-        start = start_of(round(_counted(data, first, audio.max_seconds) * audio.rate))
+        first, counted = _counted(data, first, audio.max_seconds)
+        start = start_of(round(counted * audio.rate))
         found = _stretch(data, audio, channels, first + start / audio.rate)
     # a header of MP3 counts what its coder put around the sound, and seconds are rounded to samples
     if start and found is not None and (lacks := audio.samples - found.shape[1]) > 0:
@@ -154,11 +174,10 @@ def _mixed(found: Waves, audio: Audio) -> Waves:
 
 def _whole(data: Any, audio: Audio, channels: int) -> Waves:
     """All of it; a header that says less than there is does not make it more than `max_seconds`."""
-    opened = _resampled(data, audio, channels=channels)
+    most = max(_sound_of(data).metadata.begin_stream_seconds or 0.0, 0.0) + audio.max_seconds + 1
     # torchcodec 0.13 dies of a stream whose channels change while it resamples; as it is, it raises
-    _decoded(_sound_of(data), 0.0, audio.max_seconds + 1)
-    most = max(opened.metadata.begin_stream_seconds or 0.0, 0.0) + audio.max_seconds + 1
-    found = _decoded(opened, 0.0, most)
+    _between(_sound_of(data), -_AHEAD_S, most)
+    found = _from(0.0, _between(_resampled(data, audio, channels=channels), -_AHEAD_S, most))
     if found is None:
         raise Undecodable(_NOTHING)
     _check_length(found.shape[1] / audio.rate, audio.max_seconds)
@@ -167,35 +186,59 @@ def _whole(data: Any, audio: Audio, channels: int) -> Waves:
 
 def _stretch(data: Any, audio: Audio, channels: int, begin: float) -> Waves | None:
     """The samples that are asked for, from a second on; none where it has ended before."""
-    opened = _resampled(data, audio, channels=channels)
     begin = max(0.0, begin)
-    if _decoded(_sound_of(data), begin, begin + audio.seconds + 2 / audio.rate) is None:  # as in `_whole`
-        return None
     # a little more: where seconds are cut out of FFmpeg's frames a sample may be lost to rounding
-    found = _decoded(opened, begin, begin + audio.seconds + 2 / audio.rate)
+    seconds = audio.seconds + 2 / audio.rate
+    found, at = _decoded(lambda: _sound_of(data), begin, begin + seconds)  # as in `_whole`
+    if found is None:
+        return None
+    if at > begin:  # it begins later than its header says
+        begin = at
+        _decoded(lambda: _sound_of(data), begin, begin + seconds)
+    found, _ = _decoded(lambda: _resampled(data, audio, channels=channels), begin, begin + seconds)
     return None if found is None else _mixed(found[:, : audio.samples], audio)
 
 
-def _decoded(opened: Any, begin: float, end: float) -> Waves | None:
+def _decoded(opened: Callable[[], Any], begin: float, end: float) -> tuple[Waves | None, float]:
+    """What lies between two seconds, and where it begins: later than asked where the sound does. A decoder
+    that resamples gives something else the second time, so each try opens another."""
+    found = _between(opened(), begin, end)
+    if found is None or (found.pts_seconds - begin) * found.sample_rate > 1:
+        # of Matroska and AVI torchcodec leaves out a frame that begins before: it knows no length of one
+        found = _between(opened(), begin - _AHEAD_S, end)
+    return _from(begin, found), max(begin, found.pts_seconds) if found else begin
+
+
+def _between(opened: Any, begin: float, end: float) -> Any:
     try:
-        found: Waves = opened.get_samples_played_in_range(begin, end).data.numpy()
+        return opened.get_samples_played_in_range(begin, end)
     except RuntimeError as error:
         if "No audio frames" in str(error):
             return None
         raise Undecodable(_sentence(error)) from error
-    return found
 
 
-def _counted(data: Any, first: float, most: float) -> float:
-    """Seconds of a sound, decoded piece by piece."""
+def _from(begin: float, found: Any) -> Waves | None:
+    if found is None:
+        return None
+    ahead = max(0, round((begin - found.pts_seconds) * found.sample_rate))
+    waves: Waves = found.data.numpy()[:, ahead:]
+    return waves if waves.shape[1] else None
+
+
+def _counted(data: Any, first: float, most: float) -> tuple[float, float]:
+    """Where a sound begins, and how many seconds it has, decoded piece by piece."""
     opened, seconds = _sound_of(data), 0.0
     rate, begin = int(opened.metadata.sample_rate), max(0.0, first)
-    while (some := _decoded(opened, begin + seconds, begin + seconds + _COUNTED_S)) is not None:
-        seconds += some.shape[1] / rate
+    while True:
+        until = begin + seconds + _COUNTED_S
+        some, at = _decoded(lambda: opened, begin + seconds, until)
+        if some is None:
+            return begin, seconds
+        begin, seconds = begin if seconds else at, seconds + some.shape[1] / rate
         _check_length(seconds, most)
-        if some.shape[1] < _COUNTED_S * rate - 1:
-            break
-    return seconds
+        if begin + seconds < until - 1 / rate:
+            return begin, seconds
 
 
 def _check_length(seconds: float, most: float) -> None:

@@ -19,10 +19,35 @@ _MOST_PARTS = 10_000  # of a file's outline: one of more is looked at by the dec
 def frame_sizes(data: Any) -> list[tuple[int, int]]:
     """Widths and heights that the header says; none where it is of another kind, or damaged."""
     view = memoryview(data).cast("B")
-    if bytes(view[:4]) == b"\x1aE\xdf\xa3":
+    if _is_matroska(view):
         return list(_of_matroska(view))
-    is_mp4 = bytes(view[4:8]) in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")
-    return list(_of_mp4(view, 0, len(view), 0)) if is_mp4 else []
+    return list(_of_mp4(view, 0, len(view), 0)) if _is_mp4(view) else []
+
+
+def says_when(data: Any) -> bool:
+    """Whether its header or packets say when each frame is shown, so that one can be sought by its number.
+    Those of AVI and MPEG do not where frames stand in another order than they are shown in."""
+    view = memoryview(data).cast("B")
+    return _is_matroska(view) or _is_mp4(view)
+
+
+def may_leave_out(data: Any) -> bool:
+    """Whether it is an MP4 with all of its bytes and an edit list: `ffmpeg -ss 5 -c copy` writes one that
+    leaves frames out, which the header counts all the same."""
+    view = memoryview(data).cast("B")
+    if not _is_mp4(view) or not _has_all(view):
+        return False
+    movies = [at for kind, *at in _boxes(view, 0, len(view)) if kind == b"moov"]
+    tracks = [at for movie in movies for kind, *at in _boxes(view, *movie) if kind == b"trak"]
+    return any(kind == b"edts" for track in tracks for kind, *_ in _boxes(view, *track))
+
+
+def _is_matroska(view: memoryview) -> bool:
+    return bytes(view[:4]) == b"\x1aE\xdf\xa3"
+
+
+def _is_mp4(view: memoryview) -> bool:
+    return bytes(view[4:8]) in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")
 
 
 def _of_mp4(view: memoryview, start: int, stop: int, depth: int) -> Iterator[tuple[int, int]]:
@@ -41,14 +66,28 @@ def _boxes(view: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, int
     for _ in range(_MOST_PARTS):
         if start + 8 > stop:
             return
-        size, head = _number(view[start : start + 4]), 8
-        if size == 1:
-            size, head = _number(view[start + 8 : start + 16]), 16
+        size, head = _size(view, start)
         end = stop if size == 0 else min(stop, start + size)
         if end < start + head:
             return
         yield bytes(view[start + 4 : start + 8]), start + head, end
         start = end
+
+
+def _size(view: memoryview, start: int) -> tuple[int, int]:
+    """Of a box as it says itself, or 0: all the rest; and of what stands before its content."""
+    size = _number(view[start : start + 4])
+    return (_number(view[start + 8 : start + 16]), 16) if size == 1 else (size, 8)
+
+
+def _has_all(view: memoryview) -> bool:
+    """Whether the last box ends where the file does, or before."""
+    start = 0
+    for _, _, end in _boxes(view, 0, len(view)):
+        if start + _size(view, start)[0] > len(view):
+            return False
+        start = end
+    return start > 0
 
 
 def _of_matroska(view: memoryview) -> Iterator[tuple[int, int]]:

@@ -16,13 +16,12 @@ from stoker.errors import UsageError
 from stoker.prepare.neardup import (
     HASHES,
     Sketch,
-    bands,
     candidates,
     choose_sketch,
     clusters,
     later_copies,
-    shingle_sets,
     similarity,
+    sketches,
 )
 from stoker.prepare.plan import Options, make_plan
 from stoker.prepare.shuffle import DOCUMENT, Cells
@@ -140,7 +139,8 @@ WORDS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=
 @given(WORDS)
 def test_shingles_are_runs_of_five_words_and_of_fewer_all_there_are(documents: list[list[int]]) -> None:
     flat = np.array([word for one in documents for word in one], np.uint64)
-    sets, counts = shingle_sets(flat, table_of(documents))
+    found = sketches(flat, table_of(documents), Sketch(bands=1, rows=1))
+    sets, counts = found.sets(), found.counts
     runs = [{tuple(one[at : at + 5]) for at in range(max(1, len(one) - 4))} for one in documents]
     assert counts.tolist() == [len(one) for one in sets] == [len(one) for one in runs]
     for (a, mine), (b, other) in combinations(zip(sets, runs, strict=True), 2):
@@ -152,7 +152,7 @@ def test_equal_documents_have_equal_bands_wherever_they_stand(documents: list[li
     sketch = Sketch(bands=4, rows=3)
     twice = [*documents, *documents[::-1]]
     flat = np.array([word for one in twice for word in one], np.uint64)
-    values = bands(flat, table_of(twice), sketch)
+    values = sketches(flat, table_of(twice), sketch).bands
     assert values.shape == (4, len(twice))
     assert (values == values[:, ::-1]).all()
     for one, other in combinations(range(len(documents)), 2):

@@ -15,7 +15,7 @@ from stoker.manifest import FileRecord
 from stoker.mixing import mixed
 from stoker.prepare.curate.statistics import Statistics
 from stoker.prepare.job import Job
-from stoker.prepare.neardup import candidates, clusters, later_copies, similarity
+from stoker.prepare.neardup import candidates, clusters, distinct_pairs, later_copies, similarity
 from stoker.prepare.portions import over_cap
 from stoker.prepare.shuffle import KEYS, Run, Table, duplicates
 from stoker.prepare.sources.documents import sources_of
@@ -77,7 +77,7 @@ def _near_pairs(job: Job) -> Numbers:
     for number, result in enumerate(job.results("match")):
         if result["near"]:
             lists.append(read_list(job.drops("match", number)))
-    return np.unique(np.concatenate(lists).reshape(-1, 2), axis=0)
+    return distinct_pairs(np.concatenate(lists).reshape(-1, 2))
 
 
 def cluster(job: Job, number: int) -> None:
@@ -119,7 +119,8 @@ class _Shingles:
             self._counts.append(counts)
             self._starts.append(np.concatenate([[0], np.cumsum(counts)]))
             data = path.with_suffix(".shingles")
-            self._maps.append(np.memmap(data, "<u4", "r") if data.stat().st_size else np.zeros(0, np.uint32))
+            mapped = np.memmap(data, "<u4", "r") if data.stat().st_size else np.zeros(0, np.uint32)
+            self._maps.append(np.asarray(mapped))  # slices of a memmap are slow objects
         self._firsts = np.concatenate([[0], np.cumsum([len(counts) for counts in self._counts])]).astype(
             np.int64
         )

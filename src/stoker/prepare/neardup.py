@@ -47,14 +47,37 @@ def choose_sketch(threshold: float) -> Sketch:
     return Sketch(bands=HASHES // rows, rows=rows, threshold=threshold)
 
 
-def bands(tokens: npt.NDArray[Any], table: Table, sketch: Sketch) -> npt.NDArray[np.uint64]:
-    """One 64-bit value per band and document; rows of the result are bands."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sketches:
+    """What copies of documents are told by."""
+
+    bands: npt.NDArray[np.uint64]  # a value for each band and document: rows are bands
+    shingles: npt.NDArray[np.uint32]  # the distinct ones of each document, sorted, back to back
+    counts: npt.NDArray[np.uint32]  # how many those are
+
+    def sets(self) -> list[npt.NDArray[np.uint32]]:
+        """The distinct shingles of each document."""
+        ends = np.cumsum(self.counts, dtype=np.int64)
+        pairs = zip((ends - self.counts).tolist(), ends.tolist(), strict=True)
+        return [self.shingles[start:end] for start, end in pairs]
+
+
+def sketches(words: npt.NDArray[np.uint64], table: Table, sketch: Sketch) -> Sketches:
+    """Of documents that are hashes of words, those of one behind those of another."""
     signatures = np.empty((sketch.bands * sketch.rows, len(table)), np.uint32)
+    sets, counts = [np.zeros(0, np.uint32)], np.zeros(len(table), np.uint32)
     for first, last in _document_blocks(table):
-        signatures[:, first:last] = _signatures(tokens, table[first:last], len(signatures))
-    values = np.empty((sketch.bands, len(table)), np.uint64)
+        shingles, starts = _shingles(words, table[first:last])
+        signatures[:, first:last] = _signatures(shingles, starts, len(signatures))
+        distinct, counts[first:last] = _distinct(shingles, starts)
+        sets.append(distinct)
+    return Sketches(bands=_banded(signatures, sketch), shingles=np.concatenate(sets), counts=counts)
+
+
+def _banded(signatures: npt.NDArray[np.uint32], sketch: Sketch) -> npt.NDArray[np.uint64]:
+    values = np.empty((sketch.bands, signatures.shape[1]), np.uint64)
     for band in range(sketch.bands):
-        value = np.full(len(table), band, np.uint64)
+        value = np.full(signatures.shape[1], band, np.uint64)
         for row in signatures[band * sketch.rows : (band + 1) * sketch.rows]:
             value = mixed(value ^ row)
         values[band] = value
@@ -73,10 +96,11 @@ def _document_blocks(table: Table) -> list[tuple[int, int]]:
     return blocks
 
 
-def _signatures(tokens: npt.NDArray[Any], table: Table, count: int) -> npt.NDArray[np.uint32]:
+def _signatures(
+    shingles: npt.NDArray[np.uint32], starts: npt.NDArray[np.intp], count: int
+) -> npt.NDArray[np.uint32]:
     """The minimum of each hash function over each document's shingles."""
-    shingles, starts = _shingles(tokens, table)
-    minima = np.empty((count, len(table)), np.uint32)
+    minima = np.empty((count, len(starts)), np.uint32)
     scratch = np.empty_like(shingles)
     for number, (factor, offset) in enumerate(_functions(count)):
         np.multiply(shingles, factor, out=scratch)
@@ -115,15 +139,17 @@ def _functions(count: int) -> list[tuple[np.uint32, np.uint32]]:
     return list(zip(factors, offsets, strict=True))
 
 
-def shingle_sets(
-    words: npt.NDArray[np.uint64], table: Table
-) -> tuple[list[npt.NDArray[np.uint32]], npt.NDArray[np.uint32]]:
-    """The distinct shingles of each document, sorted, and how many there are."""
-    sets = []
-    for first, last in _document_blocks(table):
-        shingles, starts = _shingles(words, table[first:last])
-        sets += [np.unique(part) for part in np.split(shingles, starts[1:])]
-    return sets, np.array([len(one) for one in sets], np.uint32)
+def _distinct(
+    shingles: npt.NDArray[np.uint32], starts: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """The distinct shingles of each document, sorted, and how many there are: one sort for all documents."""
+    counts = np.diff(starts, append=len(shingles))
+    document = np.repeat(np.arange(len(starts), dtype=np.uint64) << np.uint64(32), counts)
+    ordered = np.sort(document | shingles)
+    first = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    distinct = ordered[first]
+    found = np.bincount((distinct >> np.uint64(32)).astype(np.int64), minlength=len(starts))
+    return distinct.astype(np.uint32), found
 
 
 def similarity(one: npt.NDArray[np.uint32], other: npt.NDArray[np.uint32]) -> float:
@@ -146,7 +172,15 @@ def candidates(values: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]) -> 
     for ahead in range(1, _NEIGHBOURS + 1):
         same = values[ahead:] == values[:-ahead]
         pairs.append(np.stack([rows[:-ahead][same], rows[ahead:][same]], axis=1))
-    return np.unique(np.concatenate(pairs), axis=0)
+    return distinct_pairs(np.concatenate(pairs))
+
+
+def distinct_pairs(pairs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """In their order. `np.unique` over rows compares them byte by byte, which takes longer."""
+    ordered = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    repeated = (ordered[1:] == ordered[:-1]).all(axis=1)
+    distinct: npt.NDArray[np.uint64] = ordered[np.append(True, ~repeated)[: len(ordered)]]
+    return distinct
 
 
 def clusters(pairs: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:

@@ -26,7 +26,7 @@ import xxhash
 from stoker.manifest import FileRecord
 from stoker.prepare.curate.words import folded_hashes
 from stoker.prepare.leftovers import hold, owner
-from stoker.prepare.neardup import Sketch, bands, shingle_sets
+from stoker.prepare.neardup import Sketch, sketches
 from stoker.prepare.shuffle import (
     DOCUMENT,
     Gathered,
@@ -196,10 +196,11 @@ class SpillWriter:
         words, table = np.concatenate(documents), np.zeros(len(documents), DOCUMENT)
         table["tokens"] = [len(document) for document in documents]
         table["start"] = np.cumsum(table["tokens"], dtype=np.int64) - table["tokens"]
-        self._file("bands").write(bands(words, table, sketch)[:, rows].tobytes())
-        sets, counts = shingle_sets(words, table)
-        self._file("shingles").write(b"".join([sets[row].tobytes() for row in rows.tolist()]))
-        self._file("counts").write(counts[rows].tobytes())
+        found = sketches(words, table, sketch)
+        sets = found.sets()
+        self._file("bands").write(found.bands[:, rows].tobytes())
+        self._file("shingles").write(b"".join([sets[row].data for row in rows.tolist()]))
+        self._file("counts").write(found.counts[rows].tobytes())
 
     def _without_copies(self, table: Table) -> Table:
         """The first of each content. Copies share a key, so all that are spilled meet in one cell of pass

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.prepare.curate.batch import Batch
 from stoker.prepare.curate.decontaminate import Decontaminate
 from stoker.prepare.curate.recipe import Ask, Curation
-from stoker.prepare.curate.words import folded_words
+from stoker.prepare.curate.words import folded_hashes, folded_words
 from stoker.prepare.neardup import candidates, choose_sketch, clusters
 from stoker.prepare.sources.documents import Texts
 
@@ -140,6 +143,17 @@ def test_documents_that_say_something_else_are_no_exact_copies(
 
 def test_words_of_indian_scripts_stay_whole() -> None:
     assert folded_words("हिन्दी में। বাংলা தமிழ்") == ["हिन्दी", "में", "বাংলা", "தமிழ்"]
+
+
+# Words, marks that compose, and what decomposes to several words; ASCII separates, and a mark may follow.
+_ODD = "aZ9 ,_=\n'\u0301\u0338\u20ddΣσİßﬁ½ℂ…é가가日か\u3099हि\u00a0\x1c\x85\u2028\ud800"
+
+
+@given(st.text(_ODD, max_size=40) | st.text(max_size=30))
+def test_hashes_are_those_of_the_folded_words(text: str) -> None:
+    expected = [xxhash.xxh3_64_intdigest(word.encode()) for word in folded_words(text)]
+    assert folded_hashes(text).tolist() == expected
+    assert folded_hashes(text).tolist() == expected  # known by now
 
 
 def test_tables_of_other_numbers_are_no_near_copies(make: Make, write_jsonl: Any, tmp_path: Path) -> None:

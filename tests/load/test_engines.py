@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from small_datasets import make_tars
@@ -9,8 +11,11 @@ from small_datasets import make_tars
 from stoker.load.assembly.batch import WindowAssembler
 from stoker.load.assembly.documents import DocumentAssembler
 from stoker.load.assembly.samples import SampleAssembler
+from stoker.load.build import limits_of
 from stoker.load.device.card import DeviceStore, DeviceWindows
 from stoker.load.loader import Loader
+from stoker.load.options import LoaderOptions
+from stoker.load.parts import MOST_READERS
 from stoker.load.prefetch.pipeline import Background, Inline
 from stoker.load.prefetch.workers import Processes
 from stoker.load.store import Store
@@ -64,3 +69,18 @@ def test_worker_processes_make_batches_on_the_host_whatever_the_device(corpus):
         corpus, batch_size=2, seq_len=32, workers="process", processes=1, device="cpu", output="numpy"
     ) as loader:
         assert type(next(iter(loader))["input_ids"]) is np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_flight", "readers", "why"),
+    [
+        (3, 9, 3, "readers=3 was asked for"),
+        (0, 9, 9, "memory=64 MiB has room for 9 chunks on their way"),
+        (0, MOST_READERS, MOST_READERS, f"{MOST_READERS} at once are the most"),
+    ],
+)
+def test_what_keeps_readers_from_being_more_is_said(asked, in_flight, readers, why):
+    options = LoaderOptions("d", batch_size=1, memory=64 << 20, readers=asked)
+    parts = SimpleNamespace(batch_bytes=1 << 20, group=4, in_flight=in_flight, datasets=[])
+    limits = limits_of(parts, options)
+    assert (limits.readers, limits.why, limits.depth) == (readers, why, 4)

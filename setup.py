@@ -43,9 +43,18 @@ setup(
         Extension(
             "stoker.load.media._jpeg",
             ["src/stoker/load/media/jpeg.c"],
+            depends=["src/stoker/load/media/segments.h"],
             extra_compile_args=["-O3"],
             libraries=["dl", "m"],
             optional=True,  # without libjpeg-turbo's headers too
+        ),
+        Extension(
+            "stoker.load.media._survey",
+            ["src/stoker/load/media/survey.c"],
+            depends=["src/stoker/load/media/segments.h"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
         ),
         Extension(
             "stoker.stage._lay",

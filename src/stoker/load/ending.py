@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from stoker.errors import require
 from stoker.load.assembly.rows import Batch
-from stoker.load.build import Engine
+from stoker.load.engine import Engine
 from stoker.load.options import LoaderOptions
 from stoker.load.parts import AnyDataset
 from stoker.load.prefetch.pipeline import Group, Readers
@@ -46,21 +46,21 @@ def finisher(output: str) -> Callable[[Batch], Batch]:
 
 
 def last_touch(
-    part: Callable[[Batch], Batch] | None, options: LoaderOptions
+    part: Callable[[Batch], Batch] | None, options: LoaderOptions, *, are_numbers: bool
 ) -> Callable[[Batch], Any] | None:
     """What is left to the loop's thread: a rank's part, or pixels as they were asked for."""
-    return presenter(options) if part is None and options.pixels else part
+    return presenter(options, are_numbers=are_numbers) if part is None and options.pixels else part
 
 
-def presenter(options: LoaderOptions) -> Callable[[Any], Any]:
-    """Makes of decoded bytes what was asked for."""
+def presenter(options: LoaderOptions, *, are_numbers: bool = False) -> Callable[[Any], Any]:
+    """Makes of decoded bytes what was asked for; `are_numbers`: a card has made most of it."""
     if options.output == "numpy":
         from stoker.load.media.floats import as_asked as in_numpy
 
         return partial(in_numpy, columns=options.pixels)
     from stoker.load.device.pixels import as_asked  # a home of torch
 
-    return partial(as_asked, columns=options.pixels)
+    return partial(as_asked, columns=options.pixels, are_numbers=are_numbers)
 
 
 def close_here(pipeline: Pipeline, pid: int) -> None:

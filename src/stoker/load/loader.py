@@ -51,7 +51,7 @@ class Loader:
     @takes(LoaderOptions, of="a loader", elsewhere=OF_DATALOADERS)
     def __init__(self, options: LoaderOptions) -> None:
         spot = None if options.mesh is None else spot_of(options.mesh, options.mesh_dims)
-        self._touch = last_touch(slicer(spot, options) if spot else None, options)
+        self._part = slicer(spot, options) if spot else None
         self._place = Place(spot.world if spot else options.world)
         self._finish = finisher(options.output)
         self.options = replace(options, world=self._place.world, mesh=spot)
@@ -66,7 +66,7 @@ class Loader:
         self._build()
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._loop(self._touch)
+        return self._loop(last_touch(self._part, self.options, are_numbers=self._engine.on_device))
 
     def untouched(self) -> Iterator[Batch]:
         """Batches as they are made, for who makes of their images what was asked for elsewhere."""

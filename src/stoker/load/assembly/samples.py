@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,22 @@ class SampleAssembler:
         transforms: Transforms | None = None,
         collate: Collate | None = None,
         media: Members | None = None,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
+        """`around`: where batches are assembled, as on a stream of a device."""
         self._layouts, self._batch_size = layouts, batch_size
         self._transforms, self._collate, self._media = transforms, collate or collate_samples, media
         self._in_columns = media is not None and media.takes_columns and collate is None
         self._evens = media is not None and collate is None
+        self._around = around
         self.skipped = 0
         self.on_sample: Callable[[str], None] = ignore
 
     def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
+        with self._around():
+            return self._assembled(task, held)
+
+    def _assembled(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
         samples = [self._cut(task, row, held, good) for row in range(len(good))]
         columns: dict[str, Any] = {}

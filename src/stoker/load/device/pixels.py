@@ -8,24 +8,26 @@ from typing import Any
 import torch
 
 from stoker.load.assembly.rows import Batch
+from stoker.load.device.crops import as_numbers
 from stoker.load.device.streams import as_tensor
 from stoker.load.media.image import Image
 from stoker.load.media.images import IS_OK, LABEL, check_label, check_left_alone
 from stoker.load.media.mixing import BOX, OTHER, WEIGHT
 
 
-def as_asked(batch: Any, columns: dict[str, Image]) -> Any:
+def as_asked(batch: Any, columns: dict[str, Image], *, are_numbers: bool = False) -> Any:
     """A batch of tensors with its images as they were asked for: [rows, channels, height, width] over memory
-    that has the channels last, videos [rows, frames, channels, height, width]."""
+    that has the channels last, videos [rows, frames, channels, height, width]. `are_numbers`: a card has made
+    them of the type that was asked for, and normalised them."""
     if not isinstance(batch, dict):
         return batch
     made: Batch = dict(batch)
     for name, image in columns.items():
-        pixels = made.get(name)
+        pixels: Any = made.get(name)
         if isinstance(pixels, list) and image.crop == "whole":  # each in its own size
             made[name] = [_floats(name, as_tensor(one), image) for one in pixels]
             continue
-        made[name] = _floats(name, pixels, image)
+        made[name] = pixels.movedim(-1, -3) if are_numbers else _floats(name, pixels, image)
         if image.mixes:
             made[name] = _mixed(made[name], made)
     return _with_others(made)
@@ -38,11 +40,7 @@ def _floats(name: str, pixels: Any, image: Image) -> Any:
     if wanted == torch.uint8 or not is_picture or pixels.dtype != torch.uint8:
         check_left_alone(name, image, pixels)
         return pixels.movedim(-1, -3) if is_picture else pixels
-    floats = pixels.movedim(-1, -3).to(torch.float32).div_(255)
-    if image.mean_and_std:
-        mean, std = (floats.new_tensor(three).view(3, 1, 1) for three in image.mean_and_std)
-        floats.sub_(mean).div_(std)
-    return floats.to(wanted)
+    return as_numbers(pixels, image).movedim(-1, -3)
 
 
 def _mixed(pixels: torch.Tensor, batch: Batch) -> torch.Tensor:

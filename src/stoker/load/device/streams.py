@@ -62,7 +62,8 @@ def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 class Device:
     """A device and its side streams."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_hurried: bool = False) -> None:
+        """`is_hurried`: what is gathered goes before what others have the device do."""
         try:
             self.torch_device = torch.device(name)
         except RuntimeError as error:
@@ -78,7 +79,8 @@ class Device:
             self.torch_device = torch.device("cuda", torch.cuda.current_device())
         stream: Any = torch.cuda.Stream  # untyped in torch
         self._copying = stream(self.torch_device) if self.is_cuda else None
-        self._gathering = stream(self.torch_device) if self.is_cuda else None
+        priority = -1 if is_hurried else 0
+        self._gathering = stream(self.torch_device, priority=priority) if self.is_cuda else None
 
     def copying(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._copying) if self._copying else nullcontext()
@@ -90,6 +92,10 @@ class Device:
     def copy_stream(self) -> int:
         """What the driver calls the stream of copies."""
         return int(self._copying.cuda_stream) if self._copying else 0
+
+    @property
+    def gather_stream(self) -> int:
+        return int(self._gathering.cuda_stream) if self._gathering else 0
 
     def mark(self, *, awaited: bool = False) -> Any:
         """An event of the current stream, here and now; None where there are no streams. One that a thread
@@ -190,6 +196,12 @@ class Copier:
         while waiting:
             yield self._arrived(waiting.popleft())
 
+    def moved(self, batch: Batch) -> Batch:
+        """A batch whose tensors are on the device when what the current stream does next is done."""
+        there, ready = self._copy(batch)
+        self._device.wait_for(ready)
+        return there
+
     def _arrived(self, one: tuple[Batch, Any, Any]) -> tuple[Batch, Any]:
         batch, ready, state = one
         Arrivals(self._device).accept([batch], ready)
@@ -198,11 +210,13 @@ class Copier:
     def _copy(self, batch: Batch) -> tuple[Batch, Any]:
         if not self._device.is_cuda:
             return batch, None
-        rooms = [-(-tensor.nbytes // 16) * 16 for tensor in tensors_of(batch)]
+        rooms = [-(-tensor.nbytes // 16) * 16 for tensor in tensors_of(batch) if not tensor.is_cuda]
         stage = self._stage(sum(rooms))
         places = itertools.accumulate(rooms, initial=0)
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_cuda:  # made there
+                return tensor
             at = next(places)
             pinned = stage[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             pinned.copy_(tensor)

@@ -19,7 +19,8 @@ _TRIES = 10  # until a box of the drawn area and aspect lies in the image, as to
 _FLIP = 4 * _TRIES
 DRAWN = _FLIP + 1  # numbers that a crop takes
 
-_SWAPPED = (5, 6, 7, 8)  # orientations that lie on their side
+# Orientations that lie on their side, and those whose columns or rows run backwards.
+SWAPPED, REVERSED_ACROSS, REVERSED_DOWN = (5, 6, 7, 8), (2, 3, 7, 8), (3, 4, 6, 7)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +51,14 @@ def uniforms(keys: Keys, count: int) -> npt.NDArray[np.float64]:
 
 def crop_of(image: Image, width: int, height: int, numbers: Sequence[float], *, turn: int = 1) -> Crop:
     """What to make of an image that is stored with this width and height, and is to be turned so."""
-    seen = (height, width) if turn in _SWAPPED else (width, height)
+    seen = (height, width) if turn in SWAPPED else (width, height)
     clip = _random(image, *seen, numbers) if image.crop == "random" else (0, 0, *seen)
     box = _middle(image, *seen) if image.crop == "center" else clip
     size = seen if image.crop == "whole" else (image.size, image.size)
     mirrored = image.flip and numbers[_FLIP] < 0.5
     if turn == 1:
         return Crop(box=box, clip=clip, width=size[0], height=size[1], mirrored=mirrored)
-    out = (size[1], size[0]) if turn in _SWAPPED else size
+    out = (size[1], size[0]) if turn in SWAPPED else size
     left, top, right, bottom = _as_stored(clip, width, height, turn)
     return Crop(
         box=_as_stored(box, width, height, turn),
@@ -108,19 +109,19 @@ def _as_stored(
 ) -> tuple[float, float, float, float]:
     """A box of the image as it is seen, in the image as it is stored, of this width and height."""
     left, top, right, bottom = box
-    if turn in _SWAPPED:
+    if turn in SWAPPED:
         left, top, right, bottom = top, left, bottom, right  # 5: turned over its diagonal
-    if turn in (2, 3, 7, 8):
+    if turn in REVERSED_ACROSS:
         left, right = width - right, width - left
-    if turn in (3, 4, 6, 7):
+    if turn in REVERSED_DOWN:
         top, bottom = height - bottom, height - top
     return left, top, right, bottom
 
 
 def turned(pixels: npt.NDArray[np.uint8], turn: int) -> npt.NDArray[np.uint8]:
     """Pixels as they are stored, as they are to be seen."""
-    if turn in (2, 3, 7, 8):
+    if turn in REVERSED_ACROSS:
         pixels = pixels[:, ::-1]
-    if turn in (3, 4, 6, 7):
+    if turn in REVERSED_DOWN:
         pixels = pixels[::-1]
-    return pixels.transpose(1, 0, 2) if turn in _SWAPPED else pixels
+    return pixels.transpose(1, 0, 2) if turn in SWAPPED else pixels

@@ -10,7 +10,7 @@ from stoker.load.media.av.sounds import ClipReport, Sounds
 from stoker.load.media.av.video import Video
 from stoker.load.media.av.videos import Videos
 from stoker.load.media.image import Image
-from stoker.load.media.images import ImageReport, Images
+from stoker.load.media.images import Card, ImageReport, Images
 from stoker.load.media.kinds import Kind
 from stoker.load.media.members import Members
 
@@ -49,9 +49,10 @@ def choose_media(
     on_corrupt: str,
     threads: int,
     transform: Transform | None,
+    card: Card | None = None,
 ) -> Media:
     """What the options ask for."""
-    pictures = Images(images, seed=seed, on_corrupt=on_corrupt) if images else None
+    pictures = Images(images, seed=seed, on_corrupt=on_corrupt, card=card) if images else None
     sounds = Sounds(audio, seed=seed, on_corrupt=on_corrupt) if audio else None
     videos = Videos(video, seed=seed, on_corrupt=on_corrupt) if video else None
     kinds: list[Kind] = [kind for kind in (pictures, sounds, videos) if kind]

@@ -56,8 +56,10 @@ class Image:
     ] = ""
     max_pixels: Annotated[int, "an image of more is refused before memory is taken for it"] = 89_478_485
     engine: Annotated[
-        Literal["auto", "libjpeg", "pillow"],
-        '"libjpeg": in C, by parts; "pillow": by the library; "auto": the first that is there',
+        Literal["auto", "nvjpeg", "libjpeg", "pillow"],
+        '"nvjpeg": JPEGs by the card, the rest as with "libjpeg"; "libjpeg": in C, by parts; "pillow": by '
+        'the library; "auto": the card where batches go to one and it is faster (measured at the start), '
+        "else the first of the others that is there",
     ] = "auto"
 
     def __post_init__(self) -> None:

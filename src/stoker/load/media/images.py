@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from stoker.load.assembly.rows import Buffers
 from stoker.load.media.boxes import DRAWN, crop_of, uniforms
 from stoker.load.media.decode import Decoder, DrawCrop, Engine, Pixels, choose_engine
 from stoker.load.media.image import Image
-from stoker.load.media.kinds import Troubles, keys_of_task
+from stoker.load.media.kinds import Filling, Troubles, keys_of_task
 from stoker.load.media.mixing import BOX, OTHER, WEIGHT, mix_columns
+from stoker.load.ordering.draw import Draw
 from stoker.load.ordering.plan import Task
 
 SUFFIXES = (
@@ -33,9 +34,29 @@ class ImageReport:
     engine: str
     why: str
     decoded: int
-    by_library: int  # of those: PNG, WebP, and JPEGs that the C engine does not take
+    by_card: int  # of those: the rest were decoded by the processor
+    by_library: int  # PNG, WebP, and JPEGs that the C engine does not take
     corrupt: int
     named: tuple[str, ...]  # some of the corrupt ones, and what is wrong with them
+
+
+class Card(Protocol):
+    """Decodes what it can of a task at once; `device.pictures.Card`."""
+
+    is_used: bool
+
+    @property
+    def why(self) -> str: ...
+    def begin(
+        self,
+        draw: Draw,
+        images: dict[str, Image],
+        draws: Sequence[Callable[[int], DrawCrop]],
+        mixes: dict[str, Any],
+        *,
+        on_host: Callable[[Any, list[DrawCrop], list[Pixels | None]], list[Pixels]],
+        count: Callable[[int, int], None],
+    ) -> Filling: ...
 
 
 class Images:
@@ -44,7 +65,13 @@ class Images:
     what, suffixes = "image", (SUFFIXES,)
 
     def __init__(
-        self, columns: dict[str, Image], *, seed: int, on_corrupt: str, engine: Engine | None = None
+        self,
+        columns: dict[str, Image],
+        *,
+        seed: int,
+        on_corrupt: str,
+        engine: Engine | None = None,
+        card: Card | None = None,
     ) -> None:
         first = next(iter(columns.values()))
         self._columns, self._seed = columns, seed
@@ -55,31 +82,38 @@ class Images:
         self._engine = engine or choose_engine(first.engine)
         self._decoder = Decoder(self._engine, max_pixels=first.max_pixels)
         self._buffers = {name: Buffers() for name in columns}
-        self._decoded = self._by_library = 0
+        self._card = card
+        self._decoded = self._by_library = self._by_card = 0
         self._troubles = Troubles()
         self._counting = threading.Lock()
 
     def report(self) -> ImageReport:
+        card = self._card
         return ImageReport(
-            engine=self._engine.name,
-            why=self._engine.why,
-            decoded=self._decoded,
+            engine="nvjpeg" if card and card.is_used else self._engine.name,
+            why=f"{card.why}; the rest {self._engine.why}" if card else self._engine.why,
+            decoded=self._decoded + self._by_card,
+            by_card=self._by_card,
             by_library=self._by_library,
             corrupt=self._troubles.count,
             named=self._troubles.named,
         )
 
-    def begin(self, task: Task) -> _Pictures:
-        return _Pictures(
-            self._decoded_one,
-            self._columns,
-            self._rooms(len(task.draw)),
-            self._draws(task),
-            self._mixes(task),
-        )
+    def begin(self, task: Task) -> Filling:
+        draws, mixes, rows = self._draws(task), self._mixes(task), len(task.draw)
+        if self._card:
+            return self._card.begin(
+                task.draw, self._columns, draws, mixes, on_host=self._decoded_one, count=self._count_card
+            )
+        return _Pictures(self._decoded_one, self._columns, self._rooms(rows), draws, mixes)
 
     def count(self, wrong: str) -> None:
         self._troubles.add(wrong)
+
+    def _count_card(self, images: int, again: int) -> None:
+        self._by_card += images
+        with self._counting:
+            self._decoded -= again
 
     def evened(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {}  # who asked for whole images has them in their own sizes
@@ -143,6 +177,9 @@ class _Pictures:
             room[:] = 0
             found[name] = room
         return found
+
+    def finish(self) -> dict[int, str]:
+        return {}
 
     def _outs(self, row: int) -> list[Pixels | None]:
         return [None if room is None else room[row] for room in self._rooms.values()]

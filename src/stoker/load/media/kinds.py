@@ -28,6 +28,10 @@ class Filling(Protocol):
     def blank(self, row: int) -> dict[str, Any]:
         """What comes in the place of one that cannot be decoded."""
 
+    def finish(self) -> dict[int, str]:
+        """What was left until all rows had been looked at, by the thread that assembles: rows that cannot be
+        decoded after all, and why. They are blank; `columns` are complete afterwards."""
+
 
 class Kind(Protocol):
     """Images, sounds or videos. `begin` is called by the thread that assembles."""

@@ -79,6 +79,9 @@ class Members:
         found: list[Any] = list(samples)
         for row, one in zip(wanted, made, strict=True):
             found[row] = one
+        for kind, filling in zip(self._kinds, fillings, strict=True):
+            for row, wrong in filling.finish().items():
+                _refuse(kind, jobs[row], wrong)
         columns = {name: column for filling in fillings for name, column in filling.columns.items()}
         for kind in self._kinds:
             is_whole = np.array([kind.what not in job.wrong for job in jobs], bool)
@@ -113,19 +116,24 @@ class Members:
             try:
                 sample.update(filling.decode(job.row, _data_of(kind, names, job.sample)))
             except Undecodable as error:
-                job.wrong[kind.what] = f"{job.named}: {error}"
-                if kind.policy == "raise":
-                    raise BadShardError(
-                        f"the {kind.what} of {job.named} cannot be decoded: {error}",
-                        hint='mend or leave out the sample, or give on_corrupt="skip": another stands in for '
-                        "it, counted and named in the report",
-                    ) from None
+                _refuse(kind, job, str(error))
                 if kind.policy == "skip":
                     return sample
                 sample.update(filling.blank(job.row))
         if LABEL in sample:
             sample[LABEL] = label_of(sample[LABEL], job.named)
         return self._transform(sample) if self._transform else sample
+
+
+def _refuse(kind: Kind, job: _Job, wrong: str) -> None:
+    """Note what is wrong, or raise it."""
+    job.wrong[kind.what] = f"{job.named}: {wrong}"
+    if kind.policy == "raise":
+        raise BadShardError(
+            f"the {kind.what} of {job.named} cannot be decoded: {wrong}",
+            hint='mend or leave out the sample, or give on_corrupt="skip": another stands in for it, counted '
+            "and named in the report",
+        ) from None
 
 
 def _meant(kind: Kind, sample: Sample) -> list[str]:

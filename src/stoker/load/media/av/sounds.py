@@ -120,3 +120,6 @@ class _Rows:
         out = np.empty((audio.channels, audio.samples), np.float32) if self._room is None else self._room[row]
         out[:] = 0
         return {NAME: out, LENGTH: 0}
+
+    def finish(self) -> dict[int, str]:
+        return {}

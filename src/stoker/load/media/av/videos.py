@@ -104,6 +104,9 @@ class _Rows:
         out[:] = 0
         return {NAME: out, LENGTH: 0}
 
+    def finish(self) -> dict[int, str]:
+        return {}
+
     def _cropped(self, frame: Frame, numbers: list[float]) -> Frame:
         from stoker.load.media import library  # the home of PIL
 

@@ -1,0 +1,168 @@
+"""Images made by a card, with a decoder that stands in for nvJPEG: what is done around it, without a card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import on_card
+import pytest
+import torch
+from pictures import SHAPES, encoded, make_pictures, photograph, small_pictures
+
+import stoker
+from stoker.errors import UsageError
+from stoker.load.device import crops, pictures
+from stoker.load.media.image import Image
+from stoker.native import native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DEVICE = "cpu"
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch, skip_or_fail: Callable[[str], None]) -> on_card.StandIn:
+    survey = native("load.media._survey")
+    if not survey:
+        skip_or_fail("the C modules were not built")
+    one = on_card.StandIn()
+
+    def opened(device, **options):
+        return pictures.Card(device, one, survey, **options)
+
+    monkeypatch.setattr(pictures, "open_card", opened)
+    return one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pixels_are_torchvisions_within_two_levels(tmp_path, decoder, shape) -> None:
+    on_card.check_pixels(tmp_path, DEVICE, shape)
+
+
+def test_ranks_and_resumes_see_the_same_pixels(folder, decoder) -> None:
+    on_card.check_ranks_and_resumes(folder, DEVICE)
+    assert decoder.asked
+
+
+def test_the_processor_would_have_cropped_the_same(folder, decoder) -> None:
+    on_card.check_the_processor_crops_the_same(folder, DEVICE)
+
+
+def test_numbers_are_those_of_the_bytes(folder, decoder) -> None:
+    on_card.check_numbers(folder, DEVICE)
+
+
+def test_policies_for_broken_images_hold(tmp_path, decoder) -> None:
+    on_card.check_policies(on_card.broken(tmp_path), DEVICE)
+
+
+def test_images_are_mixed(folder, decoder) -> None:
+    on_card.check_mixes(folder, DEVICE)
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+def test_what_the_decoder_refuses_is_found_and_left_to_the_processor(tmp_path, decoder, on_corrupt) -> None:
+    decoder.refused_widths = {51, 53}
+    samples = [[("jpg", encoded(photograph(40, 48 + n))), ("cls", b"%d" % n)] for n in range(8)]
+    folder = make_pictures(tmp_path, samples, shards=1)
+    with (
+        on_card.loader(folder, DEVICE, batch_size=8, on_corrupt=on_corrupt, workers="inline") as card,
+        on_card.loader(folder, "", batch_size=8, image=Image(size=16, flip=True)) as host,
+    ):
+        (mine,), (theirs,) = list(card), list(host)
+        report = card.report().images
+    assert (report.by_card, report.decoded, report.corrupt) == (6, 8, 0)
+    assert decoder.asked[0] == 8
+    assert decoder.asked.count(1) >= 2
+    apart = (mine["image"].int() - theirs["image"].int()).abs().float().mean((1, 2, 3))
+    assert (apart <= 1).all()
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_the_faster_of_card_and_processor_goes_on(monkeypatch, folder, decoder, is_slow) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += 1.0
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(pictures, "time", clock)
+    if is_slow:
+        taken = decoder.decode
+        monkeypatch.setattr(
+            decoder, "decode", lambda *a, **b: taken(*a, **b) and setattr(clock, "now", clock.now + 9) is None
+        )
+    image = Image(size=16, flip=True)
+    with (
+        on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one,
+        on_card.loader(folder, "", image=image, batch_size=24) as host,
+    ):
+        mine, theirs = [next(iter(one)) for _ in range(2)], [next(iter(host)) for _ in range(2)]
+        report = one.report().images
+    assert report.engine == ("libjpeg" if is_slow else "nvjpeg")
+    assert "images/s at the start" in report.why
+    assert report.by_card == (0 if is_slow else 48)
+    for a, b in zip(mine, theirs, strict=True):
+        apart = (a["image"].int() - b["image"].int()).abs().float().mean((1, 2, 3))
+        assert (apart <= 1).all()
+        if is_slow:
+            assert torch.equal(a["image"], b["image"])
+
+
+def test_room_for_pixels_is_bounded(monkeypatch, folder, decoder) -> None:
+    monkeypatch.setattr(pictures, "_ARENA_BYTES", 3 * 48 * 52 * 3)
+    alone = on_card.seen(on_card.loader(folder, DEVICE, batch_size=12))
+    assert max(decoder.asked) <= 3
+    monkeypatch.undo()
+    assert len(alone) == 24
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"transform": lambda sample: sample}, "a transform or a collate"),
+        ({"workers": "process"}, "have no card"),
+        ({"device": ""}, "do not go to a CUDA device"),
+        ({"image": Image(crop="whole", engine="nvjpeg")}, "of their own sizes"),
+        ({}, "cpu is no card"),
+    ],
+)
+def test_who_asks_for_a_card_is_told_why_not(folder, options, why) -> None:
+    with pytest.raises(UsageError, match=why) as raised:
+        on_card.loader(folder, **{"device": DEVICE, **options})
+    assert 'engine="auto"' in raised.value.hint
+
+
+def test_who_does_not_ask_gets_what_there_is(folder) -> None:
+    with on_card.loader(folder, DEVICE, image=Image(size=16)) as one:
+        next(iter(one))
+        assert one.report().images.by_card == 0
+        assert not one.makes_on_device
+
+
+def test_the_twin_of_the_kernel_takes_any_box() -> None:
+    """Against torch's own antialiased resize, of boxes that lie between pixels."""
+    rng = np.random.default_rng(0)
+    pixels = torch.from_numpy(photograph(70, 90).copy())
+    arena = pixels.permute(2, 0, 1).contiguous().view(-1)
+    for _ in range(20):
+        left, top = rng.integers(0, 40, 2).tolist()
+        box = left, top, left + int(rng.integers(1, 50)), top + int(rng.integers(1, 30))
+        crop = crops.Crop(box=box, clip=box, width=20, height=20, mirrored=bool(rng.integers(2)))
+        out = torch.zeros((1, 20, 20, 3), dtype=torch.uint8)
+        cuts = crops.cuts_of([crops.Place(at=0, width=90, height=70)], [crop], [0])
+        crops.put_crops(stoker.load.device.streams.Device("cpu"), arena, cuts, out, Image(size=20))
+        part = pixels[box[1] : box[3], box[0] : box[2]].permute(2, 0, 1)[None].float()
+        wanted = torch.nn.functional.interpolate(part, size=(20, 20), mode="bilinear", antialias=True)[0]
+        wanted = wanted.flip(2) if crop.mirrored else wanted
+        assert (out[0].permute(2, 0, 1).float() - wanted).abs().max() <= 0.51

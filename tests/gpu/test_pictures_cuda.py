@@ -14,6 +14,7 @@ from stoker.load.device.streams import Device
 from stoker.load.media.boxes import Crop
 from stoker.load.media.decode import Decoder, Undecodable, choose_engine
 from stoker.load.media.image import Image
+from stoker.load.ordering.draw import Draw
 
 
 @pytest.fixture(scope="module")
@@ -113,29 +114,31 @@ def test_mutated_images_are_refused_as_the_processor_refuses_them():
     """No crash; and a picture that the card makes of changed bytes is the one that the processor makes."""
     rng = np.random.default_rng(1)
     device = Device("cuda")
-    card = pictures.open_card(device, max_pixels=10**8, is_chosen=True)
+    card = pictures.open_card(device, max_pixels=10**8, is_chosen=True, threads=4)
     assert not isinstance(card, str), card
     host, image = Decoder(choose_engine("auto"), max_pixels=10**8), Image(size=32, crop="center")
     kinds = [
         encoded(photograph(97, 131), **more) for more in ({}, {"subsampling": 0}, {"restart_marker_rows": 1})
     ]
     kinds.append(encoded(photograph(97, 131)[..., 0]))
-    judged = whole = 0
+    judged = whole = taken = 0
     differing = []
     for _ in range(40):
+        mutated = {
+            row: np.frombuffer(_mutated(rng, kinds[int(rng.integers(len(kinds)))]), np.uint8)
+            for row in range(256)
+        }
+        judged += len(mutated)
+        draw = Draw(sample=judged + np.arange(256), chunk=np.zeros(256, np.int64), keys=[(0, 0, 0)])
         jpegs, expected = {}, {}
-        for row in range(256):
-            data = _mutated(rng, kinds[int(rng.integers(len(kinds)))])
-            judged += 1
-            found = card.whole(data)
-            if found is None:
-                continue
-            array, width, height, turn = found
+        for row, (width, height, turn) in card.whole(mutated, draw).items():
             if width * height > 10**6:
                 continue
             crop = crops_of(image, width, height, turn)
-            jpegs[row] = pictures.Jpeg(data=array, width=width, height=height, crops=[crop])
-            expected[row] = host.crops(data, [lambda *_, crop=crop: crop], [None])[0][0]  # never Undecodable
+            jpegs[row] = pictures.Jpeg(data=mutated[row], width=width, height=height, crops=[crop])
+            expected[row] = host.crops(mutated[row], [lambda *_, crop=crop: crop], [None])[0][
+                0
+            ]  # never Undecodable
         out = torch.zeros((256, 32, 32, 3), dtype=torch.uint8, device="cuda")
         with device.gathering():
             refused = card.decode(jpegs, {"image": out}, {"image": image})
@@ -146,7 +149,8 @@ def test_mutated_images_are_refused_as_the_processor_refuses_them():
             apart = np.abs(made[row].astype(int) - expected[row]).mean()
             if apart > 2:
                 differing.append((row, float(apart)))
-    print(f"{judged} judged, {whole} whole, {len(differing)} differ: {differing[:20]}")
+        taken += len(jpegs) - len(refused)
+    print(f"{judged} judged, {whole} whole, {taken} taken, {len(differing)} differ: {differing[:20]}")
     assert whole > 1000
     assert len(differing) == 0
 

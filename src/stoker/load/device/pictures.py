@@ -8,6 +8,7 @@ the one that says what is wrong with an image (`media.decode`).
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from stoker.load.ordering.draw import Draw
 from stoker.native import native
 
 _ARENA_BYTES = 256 << 20  # of pixels that are decoded at once: 450 images of 500 x 375
+_ARENAS = 2  # one is written to while the other is cut up
 _EACH = 256  # planes begin at multiples of this
 _MEASURED = 16  # images by which the card is compared with the processor
 _REMEMBERED = 1 << 26  # samples of which it is known that they are whole: a byte each
@@ -67,7 +69,7 @@ class Card:
         self.device, self._decoder, self._survey = device, decoder, survey
         self._max_pixels, self._threads = max_pixels, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-survey") if threads > 1 else None
-        self._arena = torch.empty(0, dtype=torch.uint8, device=device.torch_device)
+        self._arenas: deque[tuple[torch.Tensor, Any]] = deque()
         self._known: dict[int, npt.NDArray[np.bool_]] = {}  # samples of each layout that are whole
         self.decides = not is_chosen  # whether it is still to be found out which is faster
         self.is_used = True
@@ -134,7 +136,7 @@ class Card:
         for rows in _shared_out(jpegs):
             some = [jpegs[row] for row in rows]
             offsets = np.concatenate([[0], np.cumsum([one.room for one in some])]).tolist()
-            arena = self._room(offsets[-1])
+            arena = self._arena(offsets[-1])
             taken = self._decode(some, arena, offsets)
             read = self.device.mark(awaited=True)
             refused += [row for row, is_so in zip(rows, taken, strict=True) if not is_so]
@@ -145,6 +147,7 @@ class Card:
                 if crops:
                     cuts = cuts_of(places, crops, [rows[n] for n in good])
                     put_crops(self.device, arena, cuts, outs[name], image)
+            self._arenas.append((arena, self.device.mark(awaited=True)))
             if read is not None:
                 read.synchronize()
         return refused
@@ -182,11 +185,17 @@ class Card:
         self._known[layout] = known
         return known
 
-    def _room(self, size: int) -> torch.Tensor:
-        """Used again at once: what was cut out of it was asked for before, on the same stream."""
-        if self._arena.numel() < size:
-            self._arena = torch.empty(size, dtype=torch.uint8, device=self.device.torch_device)
-        return self._arena
+    def _arena(self, size: int) -> torch.Tensor:
+        """Memory for pixels that nothing uses any more: nvJPEG writes there at once, on its own streams."""
+        if len(self._arenas) >= _ARENAS:
+            arena, cut = self._arenas.popleft()
+            if cut is not None:
+                cut.synchronize()
+            if arena.numel() >= size:
+                return arena
+        arena = torch.empty(size, dtype=torch.uint8, device=self.device.torch_device)
+        self.device.drain()  # whoever had it before may still be using it
+        return arena
 
     def _decode(self, jpegs: Sequence[Jpeg], arena: torch.Tensor, offsets: Sequence[int]) -> list[bool]:
         """Which of these were taken."""

@@ -44,7 +44,7 @@ from stoker.load.on_device import images_engine, windows_engine
 from stoker.load.options import LoaderOptions
 from stoker.load.parts import ALL_LANES, MOST_READERS, Parts
 from stoker.load.prefetch.pipeline import Maker
-from stoker.load.prefetch.tune import Limits
+from stoker.load.prefetch.tune import Limits, Setting
 from stoker.load.reading.dataset import Dataset
 from stoker.load.reading.items import ItemsLayout
 from stoker.load.reading.layout import Windows
@@ -127,6 +127,12 @@ def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
         why=_why_no_more(parts, options),
         fetched=any(isinstance(one, Dataset) and one.reader.is_cached for one in parts.datasets),
     )
+
+
+def first_setting(options: LoaderOptions, limits: Limits) -> Setting:
+    """How far ahead to begin with: a card that trains takes 14 to 180 ms for a batch of images."""
+    depth = min(limits.depth, 4) if options.device and options.images else 2
+    return Setting(depth=depth, readers=options.readers or min(2, limits.readers))
 
 
 def _why_no_more(parts: Parts, options: LoaderOptions) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from stoker.errors import UsageError
 from stoker.formats.sizes import counted
 from stoker.load.assembly.rows import Batch, check_process
-from stoker.load.build import limits_of, make_engine, warn_of_reads
+from stoker.load.build import first_setting, limits_of, make_engine, warn_of_reads
 from stoker.load.ending import Pipeline, close_here, close_parts, finisher, last_touch, resizer
 from stoker.load.ledger import Document, Ledger, Row, read_document, rows_of_step
 from stoker.load.mesh import slicer, spot_of
@@ -32,7 +32,7 @@ from stoker.load.parts import AnyDataset, make_parts, read_factor, resumed_cut
 from stoker.load.past import Past, dealing_of
 from stoker.load.place import Place
 from stoker.load.prefetch.pipeline import Background, Group, Inline, Readers
-from stoker.load.prefetch.tune import Setting, Tuner
+from stoker.load.prefetch.tune import Tuner
 from stoker.load.prefetch.workers import Processes, Recipe
 from stoker.load.reading.dataset import Source, open_any
 from stoker.load.reading.items import ItemsDataset
@@ -284,8 +284,7 @@ class Loader:
         self._parts = make_parts(self._datasets, options, cut=self._cut, dealing=dealing, left_out=left_out)
         warn_of_reads(read_factor(self._parts, options, self._cut), options, self._cut.latest.lanes)
         limits = limits_of(self._parts, options)
-        first = Setting(depth=2, readers=options.readers or min(2, limits.readers))
-        self._tuner = Tuner(first, limits)
+        self._tuner = Tuner(first_setting(options, limits), limits)
         self._readers = Readers()
         threads = None if options.workers == "inline" else self._readers
         self._engine = make_engine(

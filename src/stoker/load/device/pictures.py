@@ -70,6 +70,7 @@ class Card:
         self._max_pixels, self._threads = max_pixels, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-survey") if threads > 1 else None
         self._arenas: deque[tuple[torch.Tensor, Any]] = deque()
+        self._stage = device.pinned(0)
         self._known: dict[int, npt.NDArray[np.bool_]] = {}  # samples of each layout that are whole
         self.decides = not is_chosen  # whether it is still to be found out which is faster
         self.is_used = True
@@ -130,15 +131,14 @@ class Card:
     def decode(
         self, jpegs: dict[int, Jpeg], outs: dict[str, torch.Tensor], images: dict[str, Image]
     ) -> list[int]:
-        """Crops into the rows of `outs` that these have as keys; those that the card did not take. Their
-        bytes are not needed any more afterwards."""
+        """Crops into the rows of `outs` that these have as keys; those that the card did not take."""
         refused: list[int] = []
         for rows in _shared_out(jpegs):
             some = [jpegs[row] for row in rows]
             offsets = np.concatenate([[0], np.cumsum([one.room for one in some])]).tolist()
             arena = self._arena(offsets[-1])
             taken = self._decode(some, arena, offsets)
-            read = self.device.mark(awaited=True)
+            read = self.device.mark(awaited=True)  # their bytes
             refused += [row for row, is_so in zip(rows, taken, strict=True) if not is_so]
             good = [number for number, is_so in enumerate(taken) if is_so]
             places = [Place(at=offsets[n], width=some[n].width, height=some[n].height) for n in good]
@@ -198,9 +198,19 @@ class Card:
         return arena
 
     def _decode(self, jpegs: Sequence[Jpeg], arena: torch.Tensor, offsets: Sequence[int]) -> list[bool]:
-        """Which of these were taken."""
-        addresses = np.array([one.data.ctypes.data for one in jpegs], np.int64)
+        """Which of these were taken. nvJPEG copies the bytes of each apart: out of memory that the card
+        cannot read itself 50 us an image on an H200, in which nobody else gets to the driver."""
         sizes = np.array([one.data.nbytes for one in jpegs], np.int64)
+        begins = np.concatenate([[0], np.cumsum(sizes)])
+        if self._stage.numel() < begins[-1]:
+            self._stage = self.device.pinned(int(begins[-1]) * 5 // 4)
+        stage, addresses = self._stage.numpy(), self._stage.data_ptr() + begins[:-1]
+
+        def copy(at: int, stop: int) -> None:
+            for one, begin in zip(jpegs[at:stop], begins[at:stop].tolist(), strict=True):
+                stage[begin : begin + one.data.nbytes] = one.data
+
+        self.side_by_side(len(jpegs), copy)
         plane = np.array([one.width * one.height for one in jpegs], np.int64)
         planes = arena.data_ptr() + np.array(offsets[:-1])[:, None] + plane[:, None] * np.arange(3)
         pitches = np.array([one.width for one in jpegs], np.int64)

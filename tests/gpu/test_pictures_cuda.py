@@ -111,8 +111,8 @@ def test_what_a_transform_wants_goes_on_as_before(folder):
 
 
 def test_mutated_images_come_as_the_processor_makes_them():
-    """No crash, and nothing is whole that the processor refuses. Where numbers are larger than any picture's, what
-    is made of them is each decoder's own."""
+    """No crash, and nothing is whole that the processor refuses. Where numbers are larger than any picture's,
+    what is made of them is each decoder's own."""
     rng, device, image = np.random.default_rng(1), Device("cuda"), Image(size=32, crop="center")
     card = pictures.open_card(device, max_pixels=10**6, is_chosen=True, threads=4)
     assert not isinstance(card, str), card

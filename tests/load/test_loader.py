@@ -20,7 +20,7 @@ from small_datasets import make_tars, make_tokens, write_dataset, write_files
 from recorded_spans import read_spans, recording
 from stoker.errors import BadManifestError, BadShardError, StorageError, UsageError
 from stoker.formats import megatron
-from stoker.load import build
+from stoker.load import assemblers
 from stoker.load.assembly.rows import Buffers
 from stoker.load.loader import Loader
 from stoker.load.ordering.blend import dealing_of
@@ -100,7 +100,7 @@ def test_kept_batches_keep_their_content(workers, corpus):
 def test_batches_that_are_gathered_when_asked_for_are_the_same(corpus, monkeypatch):
     """A few at a time, in loops that are left and taken up again anywhere."""
     whole = epoch_of(corpus, workers="thread")
-    monkeypatch.setattr(build, "_AT_ONCE_BYTES", 3 * 4 * 33 * 8)
+    monkeypatch.setattr(assemblers, "_AT_ONCE_BYTES", 3 * 4 * 33 * 8)
     found = []
     with load(corpus, workers="inline") as loader:
         for length in itertools.cycle([1, 5, 2, 9]):

@@ -47,7 +47,7 @@ from stoker.load.prefetch.pipeline import Maker
 from stoker.load.prefetch.tune import Limits, Setting
 from stoker.load.reading.dataset import Dataset
 from stoker.load.reading.items import ItemsLayout
-from stoker.load.reading.layout import Windows
+from stoker.load.reading.layout import Documents, Windows
 from stoker.load.store import Store
 from stoker.machine.allowed import usable_cores
 
@@ -65,7 +65,7 @@ def make_engine(
 ) -> Engine:
     if options.device and isinstance(parts.layouts[0], Windows) and options.workers != "process":
         return windows_engine(parts, options, threads)
-    in_c = threads is not None and options.reader != "mmap" and isinstance(parts.layouts[0], Windows)
+    in_c = threads is not None and options.reader != "mmap" and not isinstance(parts.layouts[0], Documents)
     if parts.alone:
         _warn_of_alone(parts, options)
     if isinstance(parts.layouts[0], ItemsLayout):

@@ -9,7 +9,7 @@ from stoker.load.assembly.batch import Arena
 from stoker.load.ordering.draw import Key
 from stoker.load.parts import SPARE, Parts, slot_bytes
 from stoker.load.pool import NativePool, Submitted, open_pool, runs_of
-from stoker.load.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads, lead_of
+from stoker.load.reading.chunks import Chunk, ChunkCache, ChunkLoader, in_threads, room_for
 from stoker.load.reading.engines import Bytes
 from stoker.load.reading.layout import Windows
 
@@ -81,11 +81,11 @@ class Store:
         by_threads = in_threads(load, self._threads)
 
         def begin(key: Key, slot: int) -> Any:
-            return (arena and self._submit(key, slot, arena.slot(slot))) or by_threads(key, slot)
+            return self._submit(key, slot, arena.slot(slot) if arena else None) or by_threads(key, slot)
 
         return ChunkCache(begin, slots=slots, samples_read=samples_read)
 
-    def _submit(self, key: Key, slot: int, room: Bytes) -> Submitted | None:
+    def _submit(self, key: Key, slot: int, room: Bytes | None) -> Submitted | None:
         """Let the threads in C read a chunk, if there are any and they can."""
         if self._pool is None:
             return None
@@ -93,7 +93,7 @@ class Store:
         pieces = loader.pieces(key)
         if (runs := runs_of(self._pool, loader, pieces)) is None:
             return None
-        data = room[(lead := lead_of(pieces)) :]
+        lead, data = room_for(pieces, room)
         chunk = Chunk(slot=slot, data=data, pieces=pieces, damaged=(), lead=lead)
 
         def load_anew() -> Chunk:

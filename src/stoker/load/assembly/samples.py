@@ -15,9 +15,11 @@ from stoker.load.assembly.batch import ignore, next_good, untouched
 from stoker.load.assembly.rows import Array, Batch
 from stoker.load.assembly.transform import Transforms
 from stoker.load.media.members import Members
+from stoker.load.ordering.draw import Draw
 from stoker.load.ordering.plan import Task
 from stoker.load.reading.chunks import Chunk
 from stoker.load.reading.layout import Piece, TarSamples
+from stoker.mixing import Integers
 
 Sample = dict[str, Any]  # "__key__" and the bytes of each member, until a transform makes them its own
 Collate = Callable[[list[Any]], Any]
@@ -51,7 +53,8 @@ class SampleAssembler:
 
     def _assembled(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
-        samples = [self._cut(task, row, held, good) for row in range(len(good))]
+        shards = self._shards_of(task.draw).tolist()
+        samples = [self._cut(task, row, shard, held, good) for row, shard in enumerate(shards)]
         columns: dict[str, Any] = {}
         if self._media:
             keys = [sample["__key__"] for sample in samples]
@@ -59,7 +62,7 @@ class SampleAssembler:
                 task,
                 samples,
                 good=good,
-                named=lambda row: f"sample {keys[row]!r} in {self._shard_of(task, row)}",
+                named=lambda row: f"sample {keys[row]!r} in {self._file_of(task, row, shards[row])}",
                 on_sample=self.on_sample,
             )
             samples, columns, good = decoded.samples, decoded.columns, decoded.good
@@ -102,16 +105,22 @@ class SampleAssembler:
             )
         return {**batch, **beside}
 
-    def _shard_of(self, task: Task, row: int) -> str:
+    def _file_of(self, task: Task, row: int, shard: int) -> str:
         layout = self._layouts[task.draw.keys[task.draw.chunk[row]][0]]
-        shard = int(layout.shard_of(task.draw.sample[row : row + 1])[0])
         name: str = layout.shards[shard].files[0].name
         return name
 
-    def _cut(self, task: Task, row: int, held: Sequence[Chunk], good: Any) -> Sample:
+    def _shards_of(self, draw: Draw) -> Integers:
+        """The shard of each row's sample, in its layout."""
+        of = draw.dataset
+        shards = np.zeros(len(draw), np.int64)
+        for layout in np.unique(of).tolist():
+            shards[of == layout] = self._layouts[layout].shard_of(draw.sample[of == layout])
+        return shards
+
+    def _cut(self, task: Task, row: int, shard: int, held: Sequence[Chunk], good: Any) -> Sample:
         sample, number = int(task.draw.sample[row]), task.draw.chunk[row]
         layout, chunk = self._layouts[task.draw.keys[number][0]], held[number]
-        shard = int(layout.shard_of(np.array([sample]))[0])
         piece = next(piece for piece in chunk.pieces if piece.shard == shard)
         shift = piece.at - piece.start
         key, members = layout.members(shard, sample)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from stoker.native import native
 _ARENA_BYTES = 256 << 20  # of pixels that are decoded at once: 450 images of 500 x 375
 _ARENAS = 2  # one is written to while the other is cut up
 _EACH = 256  # planes begin at multiples of this
+_THREADS = 64  # at most
 _MEASURED = 16  # images by which the card is compared with the processor
 _REMEMBERED = 1 << 26  # samples of which it is known that they are whole: a byte each
 
@@ -105,10 +107,7 @@ class Card:
             mine = of == layout
             known[mine] = self._remembered(layout, samples[mine])[np.minimum(samples[mine], _REMEMBERED)]
         self.side_by_side(
-            len(rows),
-            lambda at, stop: self._survey.survey(
-                stop - at, *(one[at:].ctypes.data for one in (addresses, sizes, known, found))
-            ),
+            len(rows), partial(_on_stretch, self._survey.survey, addresses, sizes, known, found)
         )
         is_whole = (found[:, 0] > 0) & (found[:, 0].astype(np.int64) * found[:, 1] <= self._max_pixels)
         for layout in np.unique(of):
@@ -119,9 +118,9 @@ class Card:
             for row, one in zip(rows[is_whole].tolist(), found[is_whole].tolist(), strict=True)
         }
 
-    def side_by_side(self, count: int, work: Callable[[int, int], Any]) -> None:
+    def side_by_side(self, count: int, work: Callable[[int, int], Any], *, most: int = _THREADS) -> None:
         """Work on stretches of so many rows, in the threads there are."""
-        each = -(-count // self._threads) or 1
+        each = -(-count // min(self._threads, most)) or 1
         if self._pool is None or each >= count:
             work(0, count)
             return
@@ -204,13 +203,11 @@ class Card:
         begins = np.concatenate([[0], np.cumsum(sizes)])
         if self._stage.numel() < begins[-1]:
             self._stage = self.device.pinned(int(begins[-1]) * 5 // 4)
-        stage, addresses = self._stage.numpy(), self._stage.data_ptr() + begins[:-1]
-
-        def copy(at: int, stop: int) -> None:
-            for one, begin in zip(jpegs[at:stop], begins[at:stop].tolist(), strict=True):
-                stage[begin : begin + one.data.nbytes] = one.data
-
-        self.side_by_side(len(jpegs), copy)
+        addresses = self._stage.data_ptr() + begins[:-1]
+        lie_at = np.array([one.data.ctypes.data for one in jpegs], np.int64)
+        self.side_by_side(
+            len(jpegs), partial(_on_stretch, self._survey.gather, lie_at, sizes, addresses), most=4
+        )
         plane = np.array([one.width * one.height for one in jpegs], np.int64)
         planes = arena.data_ptr() + np.array(offsets[:-1])[:, None] + plane[:, None] * np.arange(3)
         pitches = np.array([one.width for one in jpegs], np.int64)
@@ -340,6 +337,12 @@ def open_card(device: Device, *, max_pixels: int, is_chosen: bool, threads: int)
     except NvJpegError as error:
         return str(error)
     return Card(device, decoder, survey, max_pixels=max_pixels, is_chosen=is_chosen, threads=threads)
+
+
+def _on_stretch(call: Callable[..., None], *arrays_and_ends: Any) -> None:
+    """A function in C, of the rows from the first of two numbers up to the second."""
+    *arrays, at, stop = arrays_and_ends
+    call(stop - at, *(array[at:].ctypes.data for array in arrays))
 
 
 def _shared_out(jpegs: dict[int, Jpeg]) -> list[list[int]]:

@@ -160,6 +160,14 @@ def in_threads(load: Callable[[Key, int], Chunk], threads: Executor | None) -> C
     return load if threads is None else lambda key, slot: threads.submit(load, key, slot)
 
 
+def room_for(pieces: Sequence[Piece], room: Bytes | None) -> tuple[int, Bytes]:
+    """Where a chunk goes in `room`, or memory of its own."""
+    if room is not None:
+        return (lead := lead_of(pieces)), room[lead:]
+    end = max(piece.at + piece.stop - piece.start for piece in pieces)
+    return 0, np.empty(-(-end // 8) * 8, np.uint8)
+
+
 class ChunkLoader:
     """Reads the pieces of a chunk into a buffer. Called from reading threads."""
 
@@ -169,9 +177,7 @@ class ChunkLoader:
     def load(self, key: Key, slot: int, room: Bytes | None) -> Chunk:
         """Read a chunk into `room`, or into memory of its own."""
         pieces = self.pieces(key)
-        end = max(piece.at + piece.stop - piece.start for piece in pieces)
-        lead = 0 if room is None else lead_of(pieces)
-        data = np.empty(-(-end // 8) * 8, np.uint8) if room is None else room[lead:]
+        lead, data = room_for(pieces, room)
         damaged: list[tuple[int, int]] = []
         for piece in pieces:
             damaged += self.read(piece, data[piece.at : piece.at + piece.stop - piece.start])
@@ -229,7 +235,7 @@ class ChunkLoader:
         found: list[Run] = []
         for piece in pieces:
             name = piece.file.name
-            file = None if _is_compressed(piece) else self._reader.descriptor(name)
+            file = None if piece.lost or _is_compressed(piece) else self._reader.descriptor(name)
             if file is None:
                 return None
             doubted, trusted = self._doubted(piece)

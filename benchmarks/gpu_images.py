@@ -277,10 +277,10 @@ def one_turn(way: str, model_name: str, folder: Path, device: str, batch: int, s
     waits.clear()
     cpu, begin, steps = tree_cpu_seconds(), time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
-        for _ in range(4):
+        for _ in range(10):
             step()
-        steps += 4
-        drain()  # a loop that logs its loss waits like this
+        steps += 10
+        drain()  # as nanoGPT does where it logs its loss
     wall = time.perf_counter() - begin
     return {
         "images_per_s": steps * batch / wall,

@@ -43,6 +43,7 @@ setup(
         Extension(
             "stoker.load.media._jpeg",
             ["src/stoker/load/media/jpeg.c"],
+            depends=["src/stoker/load/media/huffman.h"],
             extra_compile_args=["-O3"],
             libraries=["dl", "m"],
             optional=True,  # without libjpeg-turbo's headers too

@@ -43,7 +43,7 @@ setup(
         Extension(
             "stoker.load.media._jpeg",
             ["src/stoker/load/media/jpeg.c"],
-            depends=["src/stoker/load/media/huffman.h"],
+            depends=["src/stoker/load/media/huffman.h", "src/stoker/load/media/resize.h"],
             extra_compile_args=["-O3"],
             libraries=["dl", "m"],
             optional=True,  # without libjpeg-turbo's headers too

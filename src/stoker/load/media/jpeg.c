@@ -10,9 +10,6 @@
 #include <Python.h>
 
 #include <dlfcn.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 #include <math.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -29,19 +26,16 @@
 
 #define MARGIN 16       /* pixels around the box: what upsampling makes of an edge has no neighbour there */
 #define MOST_SCANS 100  /* of a progressive file; encoders write about ten */
-#define WHOLE 65535     /* what weights sum to */
-#define TILE 32         /* values of a row that are summed at once */
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
 #define CLONED __attribute__((target_clones("bmi2", "default")))
 #else
-#define WIDE
 #define CLONED
 #endif
 
 #include "huffman.h"
+#include "resize.h"
 
 static struct {
     void *library;
@@ -102,123 +96,6 @@ static void count_scans(j_common_ptr cinfo)
     leave(cinfo);
 }
 
-/* ---- resizing ------------------------------------------------------------------------------------------- */
-
-struct taps {
-    int *first, *count; /* of each output pixel */
-    uint16_t *weights;   /* `most` of each */
-    float *pairs;        /* the same for each channel of four, to be multiplied by sums of 16 bits */
-    int most, reach;     /* places for each, and how many of them the widest stretch takes: both even */
-};
-
-static void free_taps(struct taps *taps)
-{
-    free(taps->first);
-    free(taps->count);
-    free(taps->weights);
-    free(taps->pairs);
-}
-
-/* The weights of `size` pixels that the stretch [from, to) becomes; nothing outside of [low, high) is looked at. */
-static int make_taps(struct taps *taps, double from, double to, int low, int high, int size)
-{
-    double scale = (to - from) / size, wide = scale > 1 ? scale : 1;
-    taps->most = (int)ceil(wide) * 2 + 2;
-    taps->first = malloc(size * sizeof(int));
-    taps->count = malloc(size * sizeof(int));
-    taps->weights = calloc((size_t)size * taps->most, sizeof(uint16_t));
-    taps->pairs = calloc((size_t)size * taps->most, 4 * sizeof(float));
-    if (!taps->first || !taps->count || !taps->weights || !taps->pairs)
-        return -1;
-    for (int i = 0; i < size; i++) {
-        double centre = from + (i + 0.5) * scale, sum = 0;
-        int first = (int)floor(centre - wide + 0.5), stop = (int)floor(centre + wide + 0.5);
-        first = first < low ? low : first > high - 1 ? high - 1 : first;
-        stop = stop > high ? high : stop <= first ? first + 1 : stop;
-        int count = stop - first < taps->most ? stop - first : taps->most;
-        uint16_t *weights = taps->weights + (size_t)i * taps->most;
-        for (int k = 0; k < count; k++) {
-            double far = fabs(first + k + 0.5 - centre) / wide;
-            sum += far < 1 ? 1 - far : 0;
-        }
-        int left = WHOLE, best = 0;
-        for (int k = 0; k < count; k++) {
-            double far = fabs(first + k + 0.5 - centre) / wide, share = far < 1 ? 1 - far : 0;
-            weights[k] = sum > 0 ? (uint16_t)(share / sum * WHOLE + 0.5) : 0;
-            left -= weights[k];
-            best = weights[k] > weights[best] ? k : best;
-        }
-        weights[best] = (uint16_t)(weights[best] + left); /* they sum to one: a plain surface stays what it is */
-        for (int k = 0; k < count * 4; k++)
-            taps->pairs[(size_t)i * taps->most * 4 + k] = weights[k / 4] / (256.0f * WHOLE);
-        taps->reach = count > taps->reach ? (count + 1) / 2 * 2 : taps->reach;
-        taps->first[i] = first;
-        taps->count[i] = count;
-    }
-    return 0;
-}
-
-/* One row of the output's height, of the width the region has: 4 channels a pixel, a whole register of them at a
-   time, so that sums stay in registers. Rows are padded to whole tiles. */
-WIDE static void pass_down(const uint8_t *rows, size_t stride, const uint16_t *weights, int count, float *out)
-{
-    for (size_t at = 0; at < stride; at += TILE) {
-        uint16_t sums[TILE];
-        for (int x = 0; x < TILE; x++)
-            sums[x] = 0;
-        for (int k = 0; k < count; k++) {
-            const uint8_t *row = rows + k * stride + at;
-            uint32_t weight = weights[k];
-            for (int x = 0; x < TILE; x++) /* the upper half of a product of 16 bits: one instruction for 16 */
-                sums[x] = (uint16_t)(sums[x] + ((uint32_t)(uint16_t)(row[x] << 8) * weight >> 16));
-        }
-        for (int x = 0; x < TILE; x++)
-            out[at + x] = (float)sums[x];
-    }
-}
-
-typedef float two __attribute__((vector_size(32), aligned(4)));
-typedef float one __attribute__((vector_size(16)));
-typedef int whole __attribute__((vector_size(16)));
-
-static inline uint32_t to_bytes(whole sum)
-{
-#ifdef __SSE2__
-    __m128i words = _mm_packs_epi32((__m128i)sum, (__m128i)sum);
-    return (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(words, words));
-#else
-    uint8_t pixel[4] = {(uint8_t)sum[0], (uint8_t)sum[1], (uint8_t)sum[2], 0};
-    uint32_t found;
-    memcpy(&found, pixel, 4);
-    return found;
-#endif
-}
-
-/* One pixel of the output: two of the row at a time, and as many as the widest stretch has. What that is too many has
-   no weight, and no branch is guessed wrong. */
-static inline uint32_t pixel_of(const float *at, const float *weights, int reach)
-{
-    two sums = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int k = 0; k < 4 * reach; k += 8)
-        sums += *(const two *)(at + k) * *(const two *)(weights + k);
-    one low = {sums[0], sums[1], sums[2], sums[3]}, high = {sums[4], sums[5], sums[6], sums[7]};
-    return to_bytes(__builtin_convertvector(low + high + 0.5f, whole));
-}
-
-WIDE static void pass_across(const float *row, const struct taps *taps, int left, uint8_t *out, int size, int mirrored)
-{
-    const int *first = taps->first + (mirrored ? size - 1 : 0), step = mirrored ? -1 : 1, reach = taps->reach;
-    const float *weights = taps->pairs + (size_t)(mirrored ? size - 1 : 0) * taps->most * 4;
-    ptrdiff_t next = (ptrdiff_t)step * taps->most * 4;
-    uint32_t pixel;
-    for (int i = 1; i < size; i++, first += step, weights += next, out += 3) {
-        pixel = pixel_of(row + (ptrdiff_t)(*first - left) * 4, weights, reach);
-        memcpy(out, &pixel, 4); /* the next one is laid over the fourth */
-    }
-    pixel = pixel_of(row + (ptrdiff_t)(*first - left) * 4, weights, reach);
-    memcpy(out, &pixel, 3);
-}
-
 /* ---- decoding ------------------------------------------------------------------------------------------- */
 
 struct wanted {
@@ -239,7 +116,7 @@ struct work { /* in one place, so that a longjmp leaves nothing behind */
     struct scan scan;
     struct taps across, down;
     uint8_t *pixels;
-    float *row;
+    int16_t *row;
     int is_created;
     int is_theirs; /* libjpeg-turbo's Huffman decoding is taken */
     int gave_up;   /* ours is not for these bytes */
@@ -310,14 +187,15 @@ static void decode_box(struct work *work, const struct wanted *wanted)
     int left = scaled_low(wanted->clip[0], by, 0), right = scaled_high(wanted->clip[2], by, width);
     int top = scaled_low(wanted->clip[1], by, 0), bottom = scaled_high(wanted->clip[3], by, height);
     if (left >= right || top >= bottom ||
-        make_taps(&work->across, box[0], box[2], left, right, wanted->out_width) ||
-        make_taps(&work->down, box[1], box[3], top, bottom, wanted->out_height)) {
+        make_taps(&work->across, box[0], box[2], left, right, wanted->out_width, wanted->mirrored) ||
+        make_taps(&work->down, box[1], box[3], top, bottom, wanted->out_height, 0)) {
         say(work, "there is no memory for it");
         return;
     }
-    int across = wanted->out_width - 1, down = wanted->out_height - 1;
-    left = work->across.first[0];
-    right = work->across.first[across] + work->across.count[across];
+    int leftmost = wanted->mirrored ? wanted->out_width - 1 : 0, rightmost = wanted->out_width - 1 - leftmost;
+    int down = wanted->out_height - 1;
+    left = work->across.first[leftmost];
+    right = work->across.first[rightmost] + work->across.count[rightmost];
     top = work->down.first[0];
     bottom = work->down.first[down] + work->down.count[down];
 
@@ -330,8 +208,8 @@ static void decode_box(struct work *work, const struct wanted *wanted)
         begin_scan(&work->scan, cinfo, (int)first, (int)wide))
         entropy->decode_mcu = next_mcu;
     size_t stride = ((size_t)wide * 4 + TILE - 1) / TILE * TILE;
-    work->pixels = calloc(bottom - top, stride);
-    work->row = calloc(stride + (size_t)work->across.reach * 4, sizeof(float));
+    work->pixels = malloc((bottom - top) * stride);
+    work->row = calloc(stride + (size_t)work->across.reach * 4, sizeof(int16_t));
     if (!work->pixels || !work->row) {
         say(work, "there is no memory for it");
         return;
@@ -347,12 +225,8 @@ static void decode_box(struct work *work, const struct wanted *wanted)
             return;
         }
     }
-    for (int y = 0; y < wanted->out_height; y++) {
-        const uint8_t *rows = work->pixels + stride * (work->down.first[y] - top);
-        uint8_t *out = wanted->out + (size_t)y * wanted->out_width * 3;
-        pass_down(rows, stride, work->down.weights + (size_t)y * work->down.most, work->down.count[y], work->row);
-        pass_across(work->row, &work->across, (int)first, out, wanted->out_width, wanted->mirrored);
-    }
+    resize(work->pixels, stride, &work->down, &work->across, (int)first, work->row, wanted->out, wanted->out_width,
+           wanted->out_height);
 }
 
 static void end(struct work *work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,15 +43,24 @@ class SampleAssembler:
 
     def assemble(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
-        samples = [self._cut(task, row, held, good) for row in range(len(good))]
+        shards = self._shards_of(task)
         columns: dict[str, Any] = {}
-        if self._media:
-            keys = [sample["__key__"] for sample in samples]
+        if not self._media:
+            samples = [self._cut(task, row, shards[row], held, good) for row in range(len(good))]
+        else:
+            keys: list[str] = []
+
+            def cut() -> Iterator[Sample]:  # while threads decode those before
+                for row in range(len(good)):
+                    sample = self._cut(task, row, shards[row], held, good)
+                    keys.append(sample["__key__"])
+                    yield sample
+
             decoded = self._media.of(
                 task,
-                samples,
+                cut(),
                 good=good,
-                named=lambda row: f"sample {keys[row]!r} in {self._shard_of(task, row)}",
+                named=lambda row: f"sample {keys[row]!r} in {self._shard_named(task, row, shards[row])}",
                 on_sample=self.on_sample,
             )
             samples, columns, good = decoded.samples, decoded.columns, decoded.good
@@ -94,16 +103,24 @@ class SampleAssembler:
             )
         return {**batch, **beside}
 
-    def _shard_of(self, task: Task, row: int) -> str:
+    def _shards_of(self, task: Task) -> list[int]:
+        """Of each row; asked for all at once, since numpy takes as long for one."""
+        datasets = np.array([key[0] for key in task.draw.keys])[task.draw.chunk]
+        found = np.zeros(len(datasets), np.int64)
+        for dataset in np.unique(datasets).tolist():
+            rows = datasets == dataset
+            found[rows] = self._layouts[dataset].shard_of(task.draw.sample[rows])
+        shards: list[int] = found.tolist()
+        return shards
+
+    def _shard_named(self, task: Task, row: int, shard: int) -> str:
         layout = self._layouts[task.draw.keys[task.draw.chunk[row]][0]]
-        shard = int(layout.shard_of(task.draw.sample[row : row + 1])[0])
         name: str = layout.shards[shard].files[0].name
         return name
 
-    def _cut(self, task: Task, row: int, held: Sequence[Chunk], good: Any) -> Sample:
+    def _cut(self, task: Task, row: int, shard: int, held: Sequence[Chunk], good: Any) -> Sample:
         sample, number = int(task.draw.sample[row]), task.draw.chunk[row]
         layout, chunk = self._layouts[task.draw.keys[number][0]], held[number]
-        shard = int(layout.shard_of(np.array([sample]))[0])
         piece = next(piece for piece in chunk.pieces if piece.shard == shard)
         shift = piece.at - piece.start
         key, members = layout.members(shard, sample)

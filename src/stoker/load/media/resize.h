@@ -11,6 +11,7 @@
 
 #define WHOLE 32767 /* what weights sum to */
 #define TILE 32     /* bytes of a row that are summed at once: rows are padded to so many */
+#define FEW 16      /* rows whose products may each be cut off: a mean of a 256th of a level is lost for each */
 #define SHIFT 22    /* a byte times 128 from the first pass, times WHOLE from the second */
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -64,15 +65,15 @@ static int make_taps(struct taps *taps, double from, double to, int low, int hig
             double far = fabs(first + k + 0.5 - centre) * inverse;
             sum += far < 1 ? 1 - far : 0;
         }
-        double each = sum > 0 ? WHOLE / sum : 0;
-        int left = WHOLE, best = 0;
-        for (int k = 0; k < count; k++) {
+        double each = sum > 0 ? WHOLE / sum : 0, until = 0.5;
+        int given = 0;
+        for (int k = 0; k < count; k++) { /* they sum to one however many they are: a plain surface stays what it is */
             double far = fabs(first + k + 0.5 - centre) * inverse;
-            weights[k] = (int16_t)(far < 1 ? (1 - far) * each + 0.5 : 0);
-            left -= weights[k];
-            best = weights[k] > weights[best] ? k : best;
+            until += far < 1 ? (1 - far) * each : 0;
+            weights[k] = (int16_t)((int)until - given);
+            given += weights[k];
         }
-        weights[best] = (int16_t)(weights[best] + left); /* they sum to one: a plain surface stays what it is */
+        weights[sum > 0 ? count - 1 : 0] += (int16_t)(WHOLE - given); /* what floats left over: none or one */
         for (int k = 0; k < count; k++)
             for (int channel = 0; channel < 4; channel++)
                 pairs[k / 2 * NEXT_PAIR + channel * 2 + (k & 1)] = weights[k];
@@ -86,10 +87,25 @@ static int make_taps(struct taps *taps, double from, double to, int low, int hig
 /* ---- down ----------------------------------------------------------------------------------------------- */
 
 /* One row of the output's height, of the width the region has: bytes times 128. */
+static void sum_many_rows(const uint8_t *rows, size_t stride, const int16_t *weights, int count, int16_t *out)
+{
+    for (size_t at = 0; at < stride; at += TILE) {
+        uint32_t sums[TILE] = {0};
+        for (int k = 0; k < count; k++)
+            for (int x = 0; x < TILE; x++)
+                sums[x] += (uint32_t)rows[k * stride + at + x] * (uint32_t)weights[k];
+        for (int x = 0; x < TILE; x++)
+            out[at + x] = (int16_t)(sums[x] >> 8);
+    }
+}
+
+/* The same of a few, faster. What the products lose is made up for beforehand. */
 static void sum_rows(const uint8_t *rows, size_t stride, const int16_t *weights, int count, int16_t *out)
 {
     for (size_t at = 0; at < stride; at += TILE) {
-        uint16_t sums[TILE] = {0};
+        uint16_t sums[TILE];
+        for (int x = 0; x < TILE; x++)
+            sums[x] = (uint16_t)(count / 2);
         for (int k = 0; k < count; k++) {
             const uint8_t *row = rows + k * stride + at;
             uint32_t weight = (uint32_t)weights[k];
@@ -106,9 +122,9 @@ static void sum_rows(const uint8_t *rows, size_t stride, const int16_t *weights,
 AVX2 static inline __attribute__((always_inline)) void sum_wide(const uint8_t *rows, size_t stride,
                                                                 const int16_t *weights, int count, int16_t *out)
 {
-    const __m256i zero = _mm256_setzero_si256();
+    const __m256i zero = _mm256_setzero_si256(), begin = _mm256_set1_epi16((int16_t)(count / 2));
     for (size_t at = 0; at < stride; at += TILE) {
-        __m256i low = zero, high = zero;
+        __m256i low = begin, high = begin;
         for (int k = 0; k < count; k++) {
             __m256i row = _mm256_loadu_si256((const __m256i *)(rows + k * stride + at));
             __m256i weight = _mm256_set1_epi16(weights[k]);
@@ -204,14 +220,15 @@ static void resize(const uint8_t *pixels, size_t stride, const struct taps *down
     for (int y = 0; y < height; y++, out += (size_t)width * 3) {
         const uint8_t *rows = pixels + stride * (down->first[y] - down->first[0]);
         const int16_t *weights = down->weights + (size_t)y * down->most;
+        int count = down->count[y];
 #ifdef AVX2
         if (is_wide) {
-            sum_rows_avx2(rows, stride, weights, down->count[y], row);
+            (count > FEW ? sum_many_rows : sum_rows_avx2)(rows, stride, weights, count, row);
             sum_pixels_avx2(row, across, left, out, width);
             continue;
         }
 #endif
-        sum_rows(rows, stride, weights, down->count[y], row);
+        (count > FEW ? sum_many_rows : sum_rows)(rows, stride, weights, count, row);
         sum_pixels(row, across, left, out, 0, width);
     }
 }

@@ -43,7 +43,7 @@ setup(
         Extension(
             "stoker.load.media._jpeg",
             ["src/stoker/load/media/jpeg.c"],
-            depends=["src/stoker/load/media/segments.h"],
+            depends=[f"src/stoker/load/media/{name}.h" for name in ("huffman", "resize", "segments")],
             extra_compile_args=["-O3"],
             libraries=["dl", "m"],
             optional=True,  # without libjpeg-turbo's headers too

@@ -71,6 +71,20 @@ def test_a_box_of_its_own_size_is_exact() -> None:
         assert (found == pixels[top : top + 33, left : left + 33]).all()
 
 
+@pytest.mark.parametrize("level", [0, 255, None])
+@pytest.mark.parametrize("sides", [(9000, 16), (16, 9000), (2000, 2000)])
+def test_thousands_of_pixels_become_one_without_drifting(sides: tuple[int, int], level: int | None) -> None:
+    noise = np.random.default_rng(4).integers(0, 256, (*sides, 3), np.uint8)
+    data = encoded(noise if level is None else np.full_like(noise, level), quality=90)
+    box = (0, 0, sides[1], sides[0])
+    crop = Crop(box=box, clip=box, width=3, height=3, mirrored=True)
+    decoder = Decoder(choose_engine("auto"), max_pixels=10**7)
+    (found,), _ = decoder.crops(data, [lambda *_: crop], [np.empty((3, 3, 3), np.uint8)])
+    tensor = torch.from_numpy(whole(data).copy()).permute(2, 0, 1)[None]
+    wanted = _resized(tensor.float(), (3, 3))[0].permute(1, 2, 0).numpy()[:, ::-1]
+    assert np.abs(found - wanted).max() <= 1
+
+
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_a_bomb_is_refused_before_memory_is_taken(engine: str, kind: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,11 +15,9 @@ from stoker.load.assembly.batch import ignore, next_good, untouched
 from stoker.load.assembly.rows import Array, Batch
 from stoker.load.assembly.transform import Transforms
 from stoker.load.media.members import Members
-from stoker.load.ordering.draw import Draw
 from stoker.load.ordering.plan import Task
 from stoker.load.reading.chunks import Chunk
 from stoker.load.reading.layout import Piece, TarSamples
-from stoker.mixing import Integers
 
 Sample = dict[str, Any]  # "__key__" and the bytes of each member, until a transform makes them its own
 Collate = Callable[[list[Any]], Any]
@@ -53,16 +51,24 @@ class SampleAssembler:
 
     def _assembled(self, task: Task, held: Sequence[Chunk]) -> list[Batch]:
         good = np.ones(len(task.draw), bool)
-        shards = self._shards_of(task.draw).tolist()
-        samples = [self._cut(task, row, shard, held, good) for row, shard in enumerate(shards)]
+        shards = self._shards_of(task)
         columns: dict[str, Any] = {}
-        if self._media:
-            keys = [sample["__key__"] for sample in samples]
+        if not self._media:
+            samples = [self._cut(task, row, shards[row], held, good) for row in range(len(good))]
+        else:
+            keys: list[str] = []
+
+            def cut() -> Iterator[Sample]:  # while threads decode those before
+                for row in range(len(good)):
+                    sample = self._cut(task, row, shards[row], held, good)
+                    keys.append(sample["__key__"])
+                    yield sample
+
             decoded = self._media.of(
                 task,
-                samples,
+                cut(),
                 good=good,
-                named=lambda row: f"sample {keys[row]!r} in {self._file_of(task, row, shards[row])}",
+                named=lambda row: f"sample {keys[row]!r} in {self._shard_named(task, row, shards[row])}",
                 on_sample=self.on_sample,
             )
             samples, columns, good = decoded.samples, decoded.columns, decoded.good
@@ -105,18 +111,20 @@ class SampleAssembler:
             )
         return {**batch, **beside}
 
-    def _file_of(self, task: Task, row: int, shard: int) -> str:
+    def _shards_of(self, task: Task) -> list[int]:
+        """Of each row; asked for all at once, since numpy takes as long for one."""
+        datasets = task.draw.dataset
+        found = np.zeros(len(datasets), np.int64)
+        for dataset in np.unique(datasets).tolist():
+            rows = datasets == dataset
+            found[rows] = self._layouts[dataset].shard_of(task.draw.sample[rows])
+        shards: list[int] = found.tolist()
+        return shards
+
+    def _shard_named(self, task: Task, row: int, shard: int) -> str:
         layout = self._layouts[task.draw.keys[task.draw.chunk[row]][0]]
         name: str = layout.shards[shard].files[0].name
         return name
-
-    def _shards_of(self, draw: Draw) -> Integers:
-        """The shard of each row's sample, in its layout."""
-        of = draw.dataset
-        shards = np.zeros(len(draw), np.int64)
-        for layout in np.unique(of).tolist():
-            shards[of == layout] = self._layouts[layout].shard_of(draw.sample[of == layout])
-        return shards
 
     def _cut(self, task: Task, row: int, shard: int, held: Sequence[Chunk], good: Any) -> Sample:
         sample, number = int(task.draw.sample[row]), task.draw.chunk[row]

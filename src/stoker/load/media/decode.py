@@ -43,7 +43,9 @@ def choose_engine(wanted: str) -> Engine:
     """What decodes: found out once, when a loader begins."""
     if wanted != "pillow" and (found := _opened()):
         module, path = found
-        return Engine(name="libjpeg", why=f"boxes of JPEGs in C, on {os.path.basename(path)}", jpeg=module)
+        own = ", with its own Huffman decoder" if module.has_own_huffman() else ""
+        why = f"boxes of JPEGs in C{own}, on {os.path.basename(path)}"
+        return Engine(name="libjpeg", why=why, jpeg=module)
     if wanted == "libjpeg":
         raise UsageError(
             "there is no libjpeg-turbo for the C engine, or the module was not built",

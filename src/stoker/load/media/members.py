@@ -6,7 +6,7 @@ or silent one. It is counted and named in the report either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,34 +59,39 @@ class Members:
     def of(
         self,
         task: Task,
-        samples: Sequence[Sample],
+        samples: Iterable[Sample],
         *,
         good: Any,
         named: Callable[[int], str],
         on_sample: Callable[[str], None],
     ) -> Decoded:
         """The samples of a task with their media, and with the user's transform. Rows that are not `good`
-        are left as they are, and more may be no good afterwards."""
+        once their sample is there are left as they are, and more may be no good afterwards."""
         fillings = [kind.begin(task) for kind in self._kinds]
-        jobs = [
-            _Job(row=row, sample=sample, named=named(row), fillings=fillings)
-            for row, sample in enumerate(samples)
-        ]
-        wanted = np.flatnonzero(good).tolist()
-        made = self._threads.of(
-            [jobs[row] for row in wanted], named=lambda at: jobs[wanted[at]].named, on_sample=on_sample
-        )
-        found: list[Any] = list(samples)
-        for row, one in zip(wanted, made, strict=True):
-            found[row] = one
+        found: list[Any] = []
+        jobs: list[_Job] = []
+
+        def coming() -> Iterator[_Job]:
+            for row, sample in enumerate(samples):
+                found.append(sample)
+                if good[row]:
+                    jobs.append(_Job(row=row, sample=sample, named=named(row), fillings=fillings))
+                    yield jobs[-1]
+
+        made = self._threads.of_coming(coming(), named=lambda at: jobs[at].named, on_sample=on_sample)
+        for job, one in zip(jobs, made, strict=True):
+            found[job.row] = one
         for kind, filling in zip(self._kinds, fillings, strict=True):
-            for row, wrong in filling.finish().items():
-                _refuse(kind, jobs[row], wrong)
+            refused = filling.finish()
+            for job in jobs if refused else ():
+                if job.row in refused:
+                    _refuse(kind, job, refused[job.row])
         columns = {name: column for filling in fillings for name, column in filling.columns.items()}
         for kind in self._kinds:
-            is_whole = np.array([kind.what not in job.wrong for job in jobs], bool)
+            is_whole = np.ones(len(good), bool)
             for job in jobs:
                 if kind.what in job.wrong:
+                    is_whole[job.row] = False
                     kind.count(job.wrong[kind.what])
             if kind.policy == "replace":
                 columns[f"{kind.what}_ok"] = is_whole

@@ -1,8 +1,8 @@
 """Does training from JPEGs keep up with training from the card's own memory?
 
-Method: JPEGs of some 100 KB (500 x 375, noise with the spectrum of photographs) in WebDataset tars and as
-files, in the page cache. ResNet-50 and ViT-B/16, bf16 autocast, batches of 256 crops of 224 x 224, SGD. Fed in
-turns, all in one run and each in a fresh process:
+Method: JPEGs of some 120 KB (500 x 375, noise with the spectrum of photographs) in WebDataset tars and as
+files, in the page cache. ResNet-50 and ViT-B/16, bf16 autocast, batches of 256 crops of 224 x 224, SGD; the
+loop waits for the card every ten steps. Fed in turns, all in one run and each in a fresh process:
   resident          one batch that lies on the card, over and over: the ceiling
   stoker            `stoker.feed(tars, image=Image(...))`, defaults
   DataLoader + PIL  16 workers, pinned memory, bytes normalised on the card

@@ -122,15 +122,15 @@ def reference(data: bytes, image: Image, numbers: list[float]) -> np.ndarray:
     if image.crop == "center":  # Resize, then CenterCrop
         short = min(width, height)
         size = int(image.shorter * height / short), int(image.shorter * width / short)
-        tensor = _resized(tensor, size)
+        tensor = resized(tensor, size)
         top, left = round((size[0] - image.size) / 2), round((size[1] - image.size) / 2)
         tensor = tensor[..., top : top + image.size, left : left + image.size]
     else:
         left, top, right, bottom = crop.clip
-        tensor = _resized(tensor[..., top:bottom, left:right], (crop.height, crop.width))
+        tensor = resized(tensor[..., top:bottom, left:right], (crop.height, crop.width))
     found = tensor[0].permute(1, 2, 0).numpy()
     return found[:, ::-1] if crop.mirrored else found
 
 
-def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True)

@@ -8,7 +8,8 @@ import zlib
 
 import numpy as np
 import pytest
-from pictures import SHAPES, encoded, photograph, reference, whole
+import torch
+from pictures import SHAPES, encoded, photograph, reference, resized, whole
 from PIL import Image as Pictures
 
 from stoker.load.media.boxes import Crop, crop_of, uniforms
@@ -81,7 +82,7 @@ def test_thousands_of_pixels_become_one_without_drifting(sides: tuple[int, int],
     decoder = Decoder(choose_engine("auto"), max_pixels=10**7)
     (found,), _ = decoder.crops(data, [lambda *_: crop], [np.empty((3, 3, 3), np.uint8)])
     tensor = torch.from_numpy(whole(data).copy()).permute(2, 0, 1)[None]
-    wanted = _resized(tensor.float(), (3, 3))[0].permute(1, 2, 0).numpy()[:, ::-1]
+    wanted = resized(tensor.float(), (3, 3))[0].permute(1, 2, 0).numpy()[:, ::-1]
     assert np.abs(found - wanted).max() <= 1
 
 

@@ -86,36 +86,46 @@ def test_what_the_decoder_refuses_is_found_and_left_to_the_processor(tmp_path, d
     assert (apart <= 1).all()
 
 
-@pytest.mark.parametrize("is_slow", [True, False])
-def test_the_faster_of_card_and_processor_goes_on(monkeypatch, folder, decoder, is_slow) -> None:
-    class Clock:
-        now = 0.0
+class _Clock:
+    """Each look at it takes a second, and the processor or the card takes more."""
 
-        def monotonic(self) -> float:
-            self.now += 1.0
-            return self.now
+    now = 0.0
 
-    clock = Clock()
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize(("card_s", "share"), [(9.0, 1.0), (0.0, 0.5), (-0.75, 0.2)])
+def test_card_and_processor_share_by_how_fast_they_are(monkeypatch, folder, decoder, card_s, share) -> None:
+    clock, taken = _Clock(), decoder.decode
     monkeypatch.setattr(pictures, "time", clock)
-    if is_slow:
-        taken = decoder.decode
-        monkeypatch.setattr(
-            decoder, "decode", lambda *a, **b: taken(*a, **b) and setattr(clock, "now", clock.now + 9) is None
-        )
+
+    def decode(*args, **options):
+        clock.now += card_s
+        return taken(*args, **options)
+
+    monkeypatch.setattr(decoder, "decode", decode)
     image = Image(size=16, flip=True)
     with (
         on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one,
         on_card.loader(folder, "", image=image, batch_size=24) as host,
     ):
-        mine, theirs = [next(iter(one)) for _ in range(2)], [next(iter(host)) for _ in range(2)]
+        mine, theirs = [next(iter(one)) for _ in range(8)], [next(iter(host)) for _ in range(8)]
         report = one.report().images
-    assert report.engine == ("libjpeg" if is_slow else "nvjpeg")
-    assert "images/s at the start" in report.why
-    assert report.by_card == (0 if is_slow else 48)
+    share = 1.0 if share == 0.5 else share  # as fast as each other: the card has other things to do
+    assert report.engine == ("libjpeg" if share == 1 else "nvjpeg")
+    assert f"{share:.0%} of all" in report.why
+    assert report.decoded == 8 * 24
+    if share == 1:
+        assert report.by_card == 0
+    else:
+        assert 24 < report.by_card < 8 * 24  # the first batch was the card's
+        assert (report.by_card - 24) % 7 == 0  # in each epoch the same samples
     for a, b in zip(mine, theirs, strict=True):
         apart = (a["image"].int() - b["image"].int()).abs().float().mean((1, 2, 3))
         assert (apart <= 1).all()
-        if is_slow:
+        if share == 1 and a is not mine[0]:
             assert torch.equal(a["image"], b["image"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from stoker.load.media.boxes import Crop
 from stoker.load.media.decode import DrawCrop, Pixels, Undecodable
 from stoker.load.media.image import Image
 from stoker.load.ordering.draw import Draw
+from stoker.mixing import mixed
 from stoker.native import native
 
 _ARENA_BYTES = 256 << 20  # of pixels that are decoded at once: 450 images of 500 x 375
@@ -74,9 +75,13 @@ class Card:
         self._arenas: deque[tuple[torch.Tensor, Any]] = deque()
         self._stage = device.pinned(0)
         self._known: dict[int, npt.NDArray[np.bool_]] = {}  # samples of each layout that are whole
-        self.decides = not is_chosen  # whether it is still to be found out which is faster
-        self.is_used = True
+        self.decides = not is_chosen  # whether it is still to be found out how fast both are
+        self.share = 0.0  # of the images that the processor makes although the card could
         self._rates = ""
+
+    @property
+    def is_used(self) -> bool:
+        return self.share < 1
 
     @property
     def why(self) -> str:
@@ -98,6 +103,8 @@ class Card:
     def whole(self, members: dict[int, Array], draw: Draw) -> dict[int, tuple[int, int, int]]:
         """Of the rows whose bytes are a JPEG that a card decodes: width, height, and how it is to be turned.
         The codes of a sample are read once: its bytes are verified whenever they are read."""
+        if not members:
+            return {}
         rows = np.fromiter(members, np.int64, len(members))
         sizes = np.array([one.nbytes for one in members.values()], np.int64)
         addresses = np.array([one.ctypes.data for one in members.values()], np.int64)
@@ -127,6 +134,28 @@ class Card:
         for one in [self._pool.submit(work, at, min(at + each, count)) for at in range(0, count, each)]:
             one.result()
 
+    def meanwhile(self, rows: Sequence[int], work: Callable[[int], None]) -> Callable[[], None]:
+        """Begin to work on rows, one by one, in the threads there are; what waits until all are done."""
+        if self._pool is None:
+            for row in rows:
+                work(row)
+            return lambda: None
+        running = [self._pool.submit(work, row) for row in rows]
+
+        def wait() -> None:
+            for one in running:
+                one.result()
+
+        return wait
+
+    def for_processor(self, rows: Sequence[int], draw: Draw) -> list[int]:
+        """Which of these rows the processor makes: a sample is always one of them, or never."""
+        if not self.share:
+            return []
+        numbers = mixed(draw.sample[rows].astype(np.uint64)) >> np.uint64(32)
+        mine: list[int] = np.array(rows)[numbers < self.share * 2**32].tolist()
+        return mine
+
     def decode(
         self, jpegs: dict[int, Jpeg], outs: dict[str, torch.Tensor], images: dict[str, Image]
     ) -> list[int]:
@@ -152,7 +181,9 @@ class Card:
         return refused
 
     def decide(self, jpegs: int, host_s: float, again: Callable[[], Any]) -> None:
-        """Which of both goes on: the processor took so long for these; `again` has the card do them."""
+        """What each of both does: the processor took so long for these; `again` has the card do them. Beside
+        training a card is slower than now, and each image costs the training loop some time in the driver: so
+        the processor takes a part, and all where it is the faster one."""
         self.decides = False
         again()  # what is only there once is not counted
         self.device.drain()
@@ -160,8 +191,10 @@ class Card:
         again()
         self.device.drain()
         card, host = jpegs / (time.monotonic() - begin), jpegs / host_s
-        self.is_used = card >= host
-        self._rates = f", {card:,.0f} images/s at the start, the processor {host:,.0f}"
+        self.share = 1.0 if host >= card else host / (host + card)
+        self._rates = (
+            f", {card:,.0f} images/s at the start, the processor {host:,.0f} and {self.share:.0%} of all"
+        )
 
     def room(self, rows: int, side: int) -> torch.Tensor:
         """Memory for pixels that the processor makes, which the card can read."""
@@ -264,47 +297,53 @@ class OnCard:
     def finish(self) -> dict[int, str]:
         """Decode what was noted. Rows that cannot be decoded, and why."""
         card, on = self._card, self._card.device.torch_device
-        whole = card.whole(self._members, self._draw) if card.is_used and self._members else {}
-        jpegs = {row: self._jpeg(row, *found) for row, found in whole.items()}
         self.columns = {
             name: torch.empty(
                 (len(self._draw), one.size, one.size, 3), dtype=getattr(torch, one.number), device=on
             )
             for name, one in self._images.items()
         }
-        if card.decides and len(jpegs) >= _MEASURED:
-            begin = time.monotonic()
-            self._with_processor(list(jpegs))
-            host_s = time.monotonic() - begin
-            self._count(0, len(jpegs))
-            card.decide(len(jpegs), host_s, lambda: card.decode(jpegs, self.columns, self._images))
-            self._host, self._wrong = {}, {}
-        refused: Iterable[int] = jpegs
-        if card.is_used:
-            refused = card.decode(jpegs, self.columns, self._images)
-            self._count(len(jpegs) - len(refused), 0)
-        self._with_processor([*refused, *(self._members.keys() - jpegs.keys())])
+        others = card.for_processor(list(self._members), self._draw)
+        wait = card.meanwhile(others, self._by_processor)
+        try:
+            self._by_card({row: self._members[row] for row in self._members.keys() - set(others)})
+        finally:
+            wait()  # their bytes are another's afterwards
         self._put_host()
         self._members = {}
         self.columns |= self._mixes
         return self._wrong
 
+    def _by_card(self, members: dict[int, Array]) -> None:
+        """All of these; what it cannot do, the processor does."""
+        card = self._card
+        jpegs = {row: self._jpeg(row, *found) for row, found in card.whole(members, self._draw).items()}
+        if card.decides and len(jpegs) >= _MEASURED:
+            begin = time.monotonic()
+            card.meanwhile(list(jpegs), self._by_processor)()
+            host_s = time.monotonic() - begin
+            card.decide(len(jpegs), host_s, lambda: card.decode(jpegs, self.columns, self._images))
+            if card.is_used:  # what was measured is made anew, as in every epoch from now on
+                self._count(0, len(jpegs))
+                self._host, self._wrong = {}, {}
+        left = members.keys() - jpegs.keys()
+        if card.is_used:
+            refused = card.decode(jpegs, self.columns, self._images)
+            self._count(len(jpegs) - len(refused), 0)
+            left |= set(refused)
+        card.meanwhile(sorted(left), self._by_processor)()
+
     def _jpeg(self, row: int, width: int, height: int, turn: int) -> Jpeg:
         crops = [draw(row)(width, height, turn) for draw in self._draws]
         return Jpeg(data=self._members[row], width=width, height=height, crops=crops)
 
-    def _with_processor(self, rows: Sequence[int]) -> None:
-        def some(at: int, stop: int) -> None:
-            for row in rows[at:stop]:
-                try:
-                    draws = [draw(row) for draw in self._draws]
-                    self._host[row] = self._on_host(self._members[row], draws, self._outs(row))
-                except Undecodable as error:
-                    self._wrong[row] = str(error)
-                    self.blank(row)
-
-        if rows:
-            self._card.side_by_side(len(rows), some)
+    def _by_processor(self, row: int) -> None:
+        try:
+            draws = [draw(row) for draw in self._draws]
+            self._host[row] = self._on_host(self._members[row], draws, self._outs(row))
+        except Undecodable as error:
+            self._wrong[row] = str(error)
+            self.blank(row)
 
     def _put_host(self) -> None:
         """What was decoded on the processor goes where the rest is."""

@@ -43,8 +43,8 @@ class ImageReport:
 class Card(Protocol):
     """Decodes what it can of a task at once; `device.pictures.Card`."""
 
-    is_used: bool
-
+    @property
+    def is_used(self) -> bool: ...
     @property
     def why(self) -> str: ...
     def begin(

@@ -1,12 +1,12 @@
 """Is a price what is gained when its cause is gone, and is the idle ledger what a profiler's trace says?
 
-Method, on one GPU in one run: the programs of `priced/` know nothing of stoker, and each has a cause that one of
-its own switches takes away. Each is run under `stoker watch` with its cause, where the first finding has to name
-it, and again without; the ratio of their steps is the real gain, held against the price. What a switch cannot
-make quicker must have no price. The idle ledger of a watched run is held against a trace that torch's profiler
-wrote of the same program in a process of its own, read here with nothing of stoker in it. A deep look costs what
-the steps of its window take longer than those beside it. Watching costs the difference of two processes of one
-program, watched and not, which take turns (watch_overhead.py).
+Method, on one GPU in one run: the programs of `priced/` know nothing of stoker, and each has a cause that
+one of its own switches takes away. Each is run under `stoker watch` with its cause, where the first finding
+has to name it, and again without; the ratio of their steps is the real gain, held against the price. What a
+switch cannot make quicker must have no price. The idle ledger of a watched run is held against a trace that
+torch's profiler wrote of the same program in a process of its own, read here with nothing of stoker in it.
+A deep look costs what the steps of its window take longer than those beside it. Watching costs the
+difference of two processes of one program, watched and not, which take turns (watch_overhead.py).
 
     python benchmarks/gpu_prices.py --seconds 280 --cards cards.txt
     python benchmarks/gpu_prices.py --only own_loop,copies --steps 8
@@ -39,13 +39,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src")]
 
 from kept_runs import keep  # noqa: E402
-from watch_overhead import costs, pair  # noqa: E402
-
 from stoker.diagnose.features import features  # noqa: E402
 from stoker.diagnose.rules import diagnose  # noqa: E402
 from stoker.report.card import card_text  # noqa: E402
 from stoker.report.summary import summarise  # noqa: E402
 from stoker.watch.runs import read_recording  # noqa: E402
+from watch_overhead import costs, pair  # noqa: E402
 
 PROGRAMS = HERE / "priced"
 WARM = 8  # steps that no pace counts
@@ -53,8 +52,8 @@ LAST_S = 40.0  # that a program may take beyond its steps: to start, and to end
 WITHIN = 0.10
 POINTS = 0.03
 
-# The next program's interpreter imports torch while the one before it steps, and then waits for its turn: of a
-# run of twelve seconds three are imports.
+# The next program's interpreter imports torch while the one before it steps, and then waits for its turn: of
+# a run of twelve seconds three are imports.
 _AHEAD = """\
 import os, sys, time
 _turn = os.environ.get("PRICES_TURN")
@@ -127,17 +126,23 @@ PRICES = (
     ),
     Price(name="data", fault="data", mended="data mended", kinds=("data_starvation",), on_host=True),
     Price(
-        name="epochs", fault="epochs", mended="epochs mended", kinds=("data_starvation",), causes=("startup",),
+        name="epochs", fault="epochs", mended="epochs mended", kinds=("data_starvation",),
+        causes=("startup",), on_host=True,
+    ),
+    Price(
+        name="checkpoint", fault="checkpoint", mended="checkpoint mended", kinds=("checkpoint_stall",),
         on_host=True,
     ),
-    Price(name="checkpoint", fault="checkpoint", mended="checkpoint mended", kinds=("checkpoint_stall",), on_host=True),
     Price(name="host_sync", fault="host_sync", mended="host_sync mended", kinds=("host_sync",)),
     Price(name="host_sync free", fault="launches", mended="launches unread", free="host_sync"),
     Price(name="launch_bound", fault="launches", mended="launches graphed", kinds=("launch_bound",)),
-    Price(name="launch_bound looked", fault="launches looked", mended="launches graphed", kinds=("launch_bound",)),
+    Price(
+        name="looked launch_bound", fault="launches looked", mended="launches graphed",
+        kinds=("launch_bound",),
+    ),
     Price(name="copies", fault="copies", mended="copies mended", kinds=("h2d_copy",)),
     Price(name="precision", fault="precision", mended="precision mended", kinds=("precision",)),
-    Price(name="precision looked", fault="precision looked", mended="precision mended", kinds=("precision",)),
+    Price(name="looked precision", fault="precision looked", mended="precision mended", kinds=("precision",)),
 )  # fmt: skip
 LEDGERS = (("own_loop", "own_loop traced"), ("host_sync", "host_sync traced"))
 LOOKS = ("launches looked", "precision looked")
@@ -160,7 +165,17 @@ class Started:
         command = [sys.executable, program]
         if run.watch is not None:
             told = [*run.watch, *([] if options.gpu else ["--gpu", "none"]), "--no-history"]
-            command = [sys.executable, "-m", "stoker.cli", "watch", *told, "--out", str(self.folder), "--", *command]
+            command = [
+                sys.executable,
+                "-m",
+                "stoker.cli",
+                "watch",
+                *told,
+                "--out",
+                str(self.folder),
+                "--",
+                *command,
+            ]
         paths = [str(folder / "ahead"), str(HERE.parent / "src")]
         self.began = time.monotonic()
         self.process = subprocess.Popen(
@@ -238,17 +253,13 @@ def read(one: Started) -> Done:
         "step_ms": 1e3 * step_s,
         "steps": len(ends),
         "steps_seen": max((len(rank.steps.end) for rank in recording.ranks), default=0),
-        "findings": [
-            {name: getattr(found, name) for name in ("kind", "cause", "share", "speedup_if_gone", "at_most", "summary")}
-            for found in verdict.findings
-        ],
+        "findings": [{name: getattr(found, name) for name in _TOLD} for found in verdict.findings],
         "abstained": {one.kind: one.why for one in verdict.abstained},
         "share": rounded(seen.loop.share),
         "ledger": rounded({"busy": seen.ledger.busy, **seen.ledger.idle}) if seen.ledger else None,
-        "card": rounded({name: value for name, value in asdict(seen.card).items() if isinstance(value, float)})
-        if seen.card
-        else None,
-        "columns": {name: round(gpu.samples.mean(name), 4) for gpu in recording.gpus for name in gpu.samples.columns},
+        "paced": paced(seen),
+        "card": rounded(numbers(seen.card)) if seen.card else None,
+        "columns": rounded({k: gpu.samples.mean(k) for gpu in recording.gpus for k in gpu.samples.columns}),
         "looked": worked(seen.worked),
         "host_busy": seen.host.busy if seen.host else None,
         "card_text": card_text(summary),
@@ -256,11 +267,25 @@ def read(one: Started) -> Done:
     return done
 
 
+_TOLD = ("kind", "cause", "share", "speedup_if_gone", "at_most", "summary", "evidence")
+
+
+def numbers(row: Any) -> dict[str, float]:
+    return {name: value for name, value in asdict(row).items() if isinstance(value, (int, float))}
+
+
+def paced(seen: Any) -> dict[str, Any] | None:
+    if seen.paced is None:
+        return None
+    told = seen.paced.ledger
+    idle = rounded({"busy": told.busy, **told.idle}) if told else None
+    return {"whole": seen.paced.whole, "share": rounded(seen.paced.share), "ledger": idle}
+
+
 def worked(seen: Any) -> dict[str, Any] | None:
     if seen is None:
         return None
-    told = {name: value for name, value in asdict(seen).items() if isinstance(value, (int, float))}
-    return {**told, "busy": seen.busy, "kernels": [asdict(one) for one in seen.kernels]}
+    return {**numbers(seen), "busy": seen.busy, "kernels": [asdict(one) for one in seen.kernels]}
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:
@@ -285,7 +310,9 @@ def judge_price(price: Price, done: dict[str, Done], *, on_card: bool) -> dict[s
         "mended_ms": round(1e3 * mended.step_s, 3),
         "real": round(real, 3),
         "first": f"{first.kind}/{first.cause}" if first else "nothing",
-        "mended_first": f"{mended.findings[0].kind}/{mended.findings[0].cause}" if mended.findings else "nothing",
+        "mended_first": f"{mended.findings[0].kind}/{mended.findings[0].cause}"
+        if mended.findings
+        else "nothing",
         "judged": on_card or price.on_host,
     }
     if price.free:
@@ -334,7 +361,9 @@ def judge_ledger(watched: Done, traced: Done) -> dict[str, Any]:
         "busy": mine["busy"],
         "launching": mine["compute"] + mine["collective"] + mine["copy"],
         "waiting": mine["sync"],
-        "own_code": sum(mine.get(name, 0.0) for name in ("data", "unattributed", "stalled", "checkpoint", "evaluation")),
+        "own_code": sum(
+            mine.get(name, 0.0) for name in ("data", "unattributed", "stalled", "checkpoint", "evaluation")
+        ),
     }
     off = {name: round(told[name] - theirs[name], 4) for name in told}
     return {
@@ -372,7 +401,9 @@ def ledger_of_trace(path: Path) -> dict[str, float]:
     kernels = spans(lambda category, name: category in ("kernel", "concurrent_kernel"))
     calls = spans(lambda category, name: category in ("cpu_op", "cuda_runtime", "cuda_driver"))
     waits = spans(
-        lambda category, name: category == "cuda_runtime" and ("Synchronize" in name or name == "cudaMemcpyAsync")
+        lambda category, name: (
+            category == "cuda_runtime" and ("Synchronize" in name or name == "cudaMemcpyAsync")
+        )
     )
     # Between two operators lies Python on its way to the next one: as short as that, it is launching.
     calls = union([(a, b + 200) for a, b in calls])
@@ -421,10 +452,10 @@ def shared(some: list[tuple[float, float]], others: list[tuple[float, float]]) -
 
 def judge_look(done: Done) -> dict[str, Any]:
     """A look begins when step N has ended and ends when step N + 3 has: that one holds the stop."""
-    steps = [b - a for a, b in zip(done.ends, done.ends[1:])]  # steps[i]: step i + 2
+    steps = [b - a for a, b in zip(done.ends[:-1], done.ends[1:], strict=True)]  # steps[i]: step i + 2
     usual = statistics.median(steps[WARM:])
     looks = [
-        [int(word) for word in event.text.split() if word.isdigit()][0]
+        next(int(word) for word in event.text.split() if word.isdigit())
         for rank in done.recording.ranks
         for event in rank.events
         if event.what == "look"
@@ -465,13 +496,12 @@ def measure_overhead(seconds: float, *, on_card: bool) -> dict[str, Any]:
         options.cycles = max(4, min(60, int((left - 18) / 0.35)))
         found[mode] = pair(mode, options)
         took = time.monotonic() - began
-    return {
-        "judged": True,
-        "step_ms": 1e3 * statistics.median(one["plain"]["wall"] for each in found.values() for one in each),
-        **{mode: {clock: costs(cycles, mode, clock) for clock in ("wall", "cpu")} for mode, cycles in found.items()},
-        "right": costs(found["stoker"], "stoker", "wall")["percent"] < 1
-        or costs(found["stoker"], "stoker", "wall")["us"] <= 25,
-    }  # fmt: skip
+    took_s = [one["plain"]["wall"] for cycles in found.values() for one in cycles]
+    rows = {mode: {clock: costs(cycles, mode, clock) for clock in ("wall", "cpu")}
+            for mode, cycles in found.items()}  # fmt: skip
+    wall = rows["stoker"]["wall"]
+    right = wall["us"] <= 25 or wall["percent"] < 1
+    return {"judged": True, "step_ms": 1e3 * statistics.median(took_s), **rows, "right": right}
 
 
 # --- all of it ----------------------------------------------------------------------------------------
@@ -521,18 +551,30 @@ def cases(*, on_card: bool) -> list[Case]:
 def say_price(row: dict[str, Any]) -> str:
     most = "at most " if row.get("at_most") else ""
     return (
-        f"claimed {most}{row['claimed']:.2f}, real {row['real']:.2f} ({100 * row['off']:+.1f}%), first {row['first']},"
-        f" {row['fault_ms']:.1f} → {row['mended_ms']:.1f} ms, then {row['mended_first']}"
+        f"claimed {most}{row['claimed']:.2f}, real {row['real']:.2f} ({100 * row['off']:+.1f}%),"
+        f" first {row['first']}, {row['fault_ms']:.1f} → {row['mended_ms']:.1f} ms,"
+        f" then {row['mended_first']}"
         + (f", line {row['line']['said']!r} is {row['line']['text']!r}" if "line" in row else "")
         + (f", remedy {row['remedy'][:60]!r}" if "remedy" in row else "")
     )
+
+
+def say_overhead(row: dict[str, Any]) -> str:
+    walls = {mode: row[mode]["wall"] for mode in ("stoker", "null") if mode in row}
+    said = [
+        f"{mode} {one['us']:.1f} ± {one['error']:.1f} us, {one['percent']:.2f}%"
+        for mode, one in walls.items()
+    ]
+    return f"{'; '.join(said)} of {row['step_ms']:.2f} ms"
 
 
 def main() -> None:
     options = arguments()
     began = time.monotonic()
     until = began + options.seconds
-    chosen = [one for one in cases(on_card=options.gpu) if not options.only or matches(one.name, options.only)]
+    chosen = [
+        one for one in cases(on_card=options.gpu) if not options.only or matches(one.name, options.only)
+    ]
     wanted = [name for name in RUNS if any(name in case.runs for case in chosen)]
     report: dict[str, Any] = {
         "question": __doc__.strip().splitlines()[0],
@@ -549,8 +591,9 @@ def main() -> None:
         if matches("overhead", options.only or ["overhead"]):
             left = until - time.monotonic()
             if left > (40 if options.gpu else 30) or options.only:
-                judged(report, "overhead", lambda: measure_overhead(min(max(left - 5, 30), 80), on_card=options.gpu),
-                       lambda row: str({mode: row[mode]["wall"] for mode in ("stoker", "null") if mode in row}))  # fmt: skip
+                spent = min(max(left - 5, 30), 80)
+                overhead = lambda: measure_overhead(spent, on_card=options.gpu)  # noqa: E731
+                judged(report, "overhead", overhead, say_overhead)
             else:
                 print(f"overhead: not run, {left:.0f} s are left", flush=True)
             write(report, options)
@@ -653,7 +696,10 @@ def run_all(
 
 
 def judged(
-    report: dict[str, Any], name: str, judge: Callable[[], dict[str, Any]], say: Callable[[dict[str, Any]], str]
+    report: dict[str, Any],
+    name: str,
+    judge: Callable[[], dict[str, Any]],
+    say: Callable[[dict[str, Any]], str],
 ) -> None:
     """A case that fails says so and stops no other."""
     try:

@@ -11,7 +11,7 @@ from parts import CUDA, DEVICE, GPT, Clock, Profiled, adamw, autocast
 
 rows, length, vocab = (16, 1024, 8192) if CUDA else (2, 64, 2048)
 width, layers = (768, 8) if CUDA else (256, 3)
-save_every = int(os.environ.get("SAVE_EVERY", "60" if CUDA else "20"))
+save_every = int(os.environ.get("SAVE_EVERY", "60" if CUDA else "8"))
 path = os.path.join(tempfile.mkdtemp(), "checkpoint.pt")
 
 model = GPT(vocabulary=vocab, width=width, layers=layers, length=length, heads=8).to(DEVICE)

@@ -40,7 +40,9 @@ def train(loader, model, optimizer, clock):
 
 
 def main():
-    images = TensorDataset(torch.randn(rows * batches, 3, side, side), torch.randint(0, 10, (rows * batches,)))
+    images = TensorDataset(
+        torch.randn(rows * batches, 3, side, side), torch.randint(0, 10, (rows * batches,))
+    )
     loader = DataLoader(
         images,
         batch_size=rows,

@@ -40,7 +40,9 @@ class Scaled(nn.Module):
         rows, length, width = x.shape
         x = x / largest(x)
         y = rms_norm(x, self.first)
-        q, k, v = (one(y).view(rows, length, self.heads, -1).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (
+            one(y).view(rows, length, self.heads, -1).transpose(1, 2) for one in (self.q, self.k, self.v)
+        )
         q, k = q / largest(q), k / largest(k)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(rows, length, width))

@@ -1,9 +1,9 @@
 """The GPU's side of the ledger: how long the cards were busy, and what the host did while they were idle.
 
-The readings of a card tell what part of a second was busy. What the host did in that second is known from the
-timeline, so the idle part is shared out among those states: to those in which the host gives a card nothing to
-do first, then to launching kernels, then to waiting for the card itself, which is idle only when the wait is
-over. Where a profiler saw every event of the card, nothing needs to be shared
+The readings of a card tell what part of a second was busy. What the host did in that second is known from
+the timeline, so the idle part is shared out among those states: to those in which the host gives a card
+nothing to do first, then to launching kernels, then to waiting for the card itself, which is idle only when
+the wait is over. Where a profiler saw every event of the card, nothing needs to be shared
 out. Busy and idle sum to the wall time, as the loop's own states do.
 """
 
@@ -25,12 +25,14 @@ _ORDER = (
 )
 
 
-# Counters come a tenth of a second late: shared out reading by reading, at 10 Hz, a quarter of an H200's waits for
-# data was told of the arithmetic after them (recordings starved_steady).
+# Shared out reading by reading, at 10 Hz, a fifth of the waits for data that an H200 was recorded in would be
+# told of the arithmetic beside them.
 _STRETCH_S = 1.0
-# The card's own counter knows kernels from copies and says what NVML's utilisation only samples: of a loop that
-# copied 47% of its time, pinned, the one said 52% and the other 98% (recording h2d_pinned).
-BUSY = ("graphics_util", "util")
+# Percent of the time in which a kernel ran, the best first, and how much later than that time it is read, as
+# the steps of the recordings show. The own counter of a card knows kernels from copies: of a loop that copied
+# 47% of its time, pinned, it said 52% and the utilisation of NVML 98% (recording h2d_pinned).
+BUSY = {"graphics_util": 0.13, "util": 0.18}
+_COUNTED = "graphics_util"
 _WHOLE = 0.9  # of the recording in one look: then its events are the ledger, and no reading is needed
 
 
@@ -40,6 +42,7 @@ class Ledger:
 
     busy: float
     idle: dict[str, float]
+    exact: bool = False  # of kernels alone, counted by the card or a profiler: not NVML's utilisation
 
     @property
     def launching(self) -> float:
@@ -47,53 +50,59 @@ class Ledger:
         return self.idle["compute"]
 
 
-def ledger(recording: Recording, lines: tuple[Timeline, ...]) -> Ledger | None:
-    """The cards' ledger; None where no card was read."""
+def ledger(
+    recording: Recording, lines: tuple[Timeline, ...], *, within: tuple[float, float] | None = None
+) -> Ledger | None:
+    """The cards' ledger of the recording, or of a part of it; None where no card was read then."""
+    begin_s, end_s = within or (0.0, recording.wall_s)
+    if end_s <= begin_s:
+        return None
     by_rank = {rank.gpu: line for rank, line in zip(recording.ranks, lines, strict=True)}
     whole = [
-        _of_events(rank, line, recording.wall_s) for rank, line in zip(recording.ranks, lines, strict=True)
+        _of_events(rank, line, begin_s, end_s) for rank, line in zip(recording.ranks, lines, strict=True)
     ]
-    exact = [one for one in whole if one is not None]
-    if exact and len(exact) == len(whole):
-        return _told(exact)
+    counted = [one for one in whole if one is not None]
+    if counted and len(counted) == len(whole):
+        return _told(counted, exact=True)
     pairs = [
         (gpu, by_rank.get(gpu.index, lines[0]))
         for gpu in recording.gpus
-        if lines and len(gpu.samples.t) and busy_column(gpu.samples) is not None
+        if lines and len(gpu.samples.t) and busy_column(gpu.samples)
     ]
-    if not pairs or recording.wall_s <= 0:
-        return None
-    each = [_of_card(gpu, line, recording.wall_s) for gpu, line in pairs]
-    return _told(each)
+    each = [found for gpu, line in pairs if (found := _of_card(gpu, line, begin_s, end_s)) is not None]
+    return _told(each, exact=all(_counted(gpu.samples) for gpu, _ in pairs)) if each else None
 
 
-def busy_column(samples: Samples) -> Floats | None:
-    """Percent of the time in which a kernel ran, by the best there is; None where nothing was read."""
-    return next(
-        (samples.columns[one] for one in BUSY if np.isfinite(samples.columns.get(one, np.nan)).any()), None
-    )
+def _counted(samples: Samples) -> bool:
+    return busy_column(samples) == _COUNTED
 
 
-def _told(each: list[Floats]) -> Ledger:
+def busy_column(samples: Samples) -> str:
+    """The best column there is; "" where none was read."""
+    return next((one for one in BUSY if np.isfinite(samples.columns.get(one, np.nan)).any()), "")
+
+
+def _told(each: list[Floats], *, exact: bool) -> Ledger:
     shares = dict(zip(STATES, np.mean(each, axis=0).tolist(), strict=True))
-    return Ledger(busy=max(1.0 - sum(shares.values()), 0.0), idle=shares)
+    return Ledger(busy=max(1.0 - sum(shares.values()), 0.0), idle=shares, exact=exact)
 
 
-def _of_events(rank: RankRecord, line: Timeline, wall_s: float) -> Floats | None:
-    """Idle share by state where one look lasts as long as the recording; None otherwise."""
-    look = next((one for one in rank.looks if one.end_s - one.start_s >= _WHOLE * wall_s), None)
-    if look is None or wall_s <= 0:
+def _of_events(rank: RankRecord, line: Timeline, begin_s: float, end_s: float) -> Floats | None:
+    """Idle share by state where one look lasts as long as this; None otherwise."""
+    lasts = end_s - begin_s
+    look = next((one for one in rank.looks if one.end_s - one.start_s >= _WHOLE * lasts), None)
+    if look is None:
         return None
-    gaps = busy_of(look).gaps(0.0, wall_s)
-    shares: Floats = np.array([line.within(state, gaps.start, gaps.end).sum() for state in STATES]) / wall_s
+    gaps = busy_of(look).gaps(begin_s, end_s)
+    shares: Floats = np.array([line.within(state, gaps.start, gaps.end).sum() for state in STATES]) / lasts
     return shares
 
 
-def _of_card(gpu: GpuRecord, line: Timeline, wall_s: float) -> Floats:
-    """Idle share of the wall time by state. What was not read is as what was: the mean is carried on."""
-    starts, ends, idle = _stretches(gpu.samples, wall_s)
+def _of_card(gpu: GpuRecord, line: Timeline, begin_s: float, end_s: float) -> Floats | None:
+    """Idle share of the time by state. What was not read is as what was: the mean is carried on."""
+    starts, ends, idle = _stretches(gpu.samples, begin_s, end_s)
     if not len(starts):
-        return np.zeros(len(STATES))
+        return None
     spent = np.stack([line.within(state, starts, ends) for state in STATES])
     left = idle * (ends - starts)
     found = np.zeros(len(STATES))
@@ -104,24 +113,25 @@ def _of_card(gpu: GpuRecord, line: Timeline, wall_s: float) -> Floats:
         share = np.divide(taken, there, out=np.zeros_like(taken), where=there > 0)
         found[rows] += (spent[rows] * share).sum(axis=1)
         left = left - taken
-    shares: Floats = found / wall_s
+    shares: Floats = found / (end_s - begin_s)
     return shares
 
 
-def _stretches(samples: Samples, wall_s: float) -> tuple[Floats, Floats, Floats]:
-    """Start, end and idle share of stretches of a second or of one reading, whichever is longer."""
-    column = busy_column(samples)
-    if column is None:
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    known = np.isfinite(column) & (samples.t > 0) & (samples.t <= wall_s)
-    t, busy = samples.t[known], np.clip(column[known] / 100, 0.0, 1.0)
+def _stretches(samples: Samples, begin_s: float, end_s: float) -> tuple[Floats, Floats, Floats]:
+    """Start, end and idle share of stretches of a second, or of one reading where that is longer."""
+    name, nothing = busy_column(samples), np.zeros(0)
+    if not name:
+        return nothing, nothing, nothing
+    column, at = samples.columns[name], samples.t - min(BUSY[name], float(samples.t[0]))
+    known = np.isfinite(column) & (at > begin_s) & (at <= end_s)
+    t, busy = at[known], np.clip(column[known] / 100, 0.0, 1.0)
     if not len(t):
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    begins = np.concatenate([[0.0], t[:-1]])
+        return nothing, nothing, nothing
+    begins = np.concatenate([[begin_s], t[:-1]])
     number = np.floor(t / _STRETCH_S - 1e-9).astype(int)
     _, first = np.unique(number, return_index=True)
     starts = begins[first]
-    ends = np.append(starts[1:], wall_s)
+    ends = np.append(starts[1:], end_s)
     length = t - begins
     idle: Floats = np.add.reduceat((1.0 - busy) * length, first) / np.add.reduceat(length, first)
     return starts, ends, idle

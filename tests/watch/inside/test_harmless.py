@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,27 @@ def test_no_event_is_asked_while_a_graph_is_captured(probe: Probe) -> None:
     graph.capture_end()
     copy(on_host, "cuda", non_blocking=True)
     assert Event.asked == 1
+
+
+def test_a_copy_that_first_waits_for_what_the_card_computes_is_a_wait_and_then_a_copy(probe: Probe) -> None:
+    """Out of plain memory, in the stream that computes: the event before it comes after the kernels."""
+    cuda = SimpleNamespace(
+        CUDAGraph=Graph, Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False,
+        current_stream=lambda: 0, default_stream=lambda: 0,
+    )  # fmt: skip
+    on_card, on_host = (SimpleNamespace(is_cuda=where, nbytes=1 << 22) for where in (True, False))
+
+    def to(tensor: Any, *_: Any, **__: Any) -> Any:
+        time.sleep(0.02)  # of which the events say that the card copied for one millisecond
+        return on_card
+
+    copies = Copies(probe, SimpleNamespace(cuda=cuda))
+    copies.watched(to, Switch(probe, "Tensor.to"))(on_host, "cuda")
+    (waited, copied) = probe.marks
+    assert [(mark[0], mark[4]) for mark in (waited, copied)] == [("sync", 0), ("h2d", 1 << 22)]
+    assert waited[2] == copied[1]
+    assert copied[2] - copied[1] == pytest.approx(0.001)
+    assert waited[2] - waited[1] >= 0.015
 
 
 def test_the_allocator_is_that_of_the_card_the_loop_uses(

@@ -90,6 +90,7 @@ class Price:
     causes: tuple[str, ...] = ()
     free: str = ""
     on_host: bool = False  # can be judged without a card
+    pace: str = ""  # the run that tells what steps take with the cause, where it is not `fault`
     line: tuple[str, ...] = ()  # words that the named line of the source has to hold
 
 
@@ -107,7 +108,7 @@ RUNS = {
         Run(name="launches", program="launches"),
         Run(name="launches unread", program="launches", switches={"LOG_EVERY": "1000"}, seconds=5),
         Run(name="launches graphed", program="launches", switches={"GRAPH": "1"}, seconds=4),
-        Run(name="launches looked", program="launches", watch=("--hz", "10", "--look", "100"), seconds=7),
+        Run(name="launches looked", program="launches", watch=("--hz", "10", "--look", "200"), seconds=7),
         Run(name="checkpoint", program="checkpoint", seconds=9),
         Run(name="checkpoint mended", program="checkpoint", switches={"SAVE_EVERY": "0"}, seconds=5),
         Run(name="copies", program="copies"),
@@ -138,11 +139,14 @@ PRICES = (
     Price(name="launch_bound", fault="launches", mended="launches graphed", kinds=("launch_bound",)),
     Price(
         name="looked launch_bound", fault="launches looked", mended="launches graphed",
-        kinds=("launch_bound",),
+        kinds=("launch_bound",), pace="launches",
     ),
     Price(name="copies", fault="copies", mended="copies mended", kinds=("h2d_copy",)),
     Price(name="precision", fault="precision", mended="precision mended", kinds=("precision",)),
-    Price(name="looked precision", fault="precision looked", mended="precision mended", kinds=("precision",)),
+    Price(
+        name="looked precision", fault="precision looked", mended="precision mended", kinds=("precision",),
+        pace="precision",
+    ),
 )  # fmt: skip
 LEDGERS = (("own_loop", "own_loop traced"), ("host_sync", "host_sync traced"))
 LOOKS = ("launches looked", "precision looked")
@@ -303,10 +307,11 @@ def pace(ends: list[float], warm: int) -> float:
 
 def judge_price(price: Price, done: dict[str, Done], *, on_card: bool) -> dict[str, Any]:
     fault, mended = done[price.fault], done[price.mended]
-    real = fault.step_s / mended.step_s
+    fault_s = done[price.pace or price.fault].step_s
+    real = fault_s / mended.step_s
     first = fault.findings[0] if fault.findings else None
     row: dict[str, Any] = {
-        "fault_ms": round(1e3 * fault.step_s, 3),
+        "fault_ms": round(1e3 * fault_s, 3),
         "mended_ms": round(1e3 * mended.step_s, 3),
         "real": round(real, 3),
         "first": f"{first.kind}/{first.cause}" if first else "nothing",
@@ -406,7 +411,7 @@ def ledger_of_trace(path: Path) -> dict[str, float]:
         )
     )
     # Between two operators lies Python on its way to the next one: as short as that, it is launching.
-    calls = union([(a, b + 200) for a, b in calls])
+    calls = union(calls, closing_us=200)
     idle = inverse(kernels, begin, end)
     window = end - begin
     waiting = shared(idle, waits) / window
@@ -420,10 +425,10 @@ def ledger_of_trace(path: Path) -> dict[str, float]:
     }
 
 
-def union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def union(spans: list[tuple[float, float]], *, closing_us: float = 0.0) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
+        if found and start <= found[-1][1] + closing_us:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
             found.append((start, end))
@@ -521,7 +526,7 @@ def cases(*, on_card: bool) -> list[Case]:
     found = [
         Case(
             name=one.name,
-            runs=(one.fault, one.mended),
+            runs=(one.fault, one.mended, *filter(None, [one.pace])),
             judge=lambda done, one=one: judge_price(one, done, on_card=on_card),
             say=say_price,
         )

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-rows, side, patch, batches = (128, 64, 8, 40) if CUDA else (8, 16, 4, 30)
-width, layers, workers = (768, 6, 16) if CUDA else (32, 1, 2)
+rows, side, patch, batches = (128, 64, 8, 40) if CUDA else (8, 32, 8, 8)
+width, layers, workers = (768, 6, 16) if CUDA else (128, 3, 2)
 
 
 class Classifier(nn.Module):

@@ -38,6 +38,20 @@ class Ran:
     own: list[tuple[str, float]] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
 
+    def held(self, at: float, seconds: float) -> Ran:
+        """The same, all of it that begins after a moment so much later."""
+
+        def later(t: float, begun: float) -> float:
+            return t + seconds if begun >= at else t
+
+        return Ran(
+            step_s=self.step_s,
+            busy=[(later(start, start), later(end, start)) for start, end in self.busy],
+            spans=[(what, later(a, a), later(b, a), size) for what, a, b, size in self.spans],
+            own=self.own,
+            ends=[later(end, end - 1e-9) for end in self.ends],
+        )
+
 
 def ran(step: list[Do], *, steps: int = 120) -> Ran:
     """Go through the steps, host and card side by side."""

@@ -12,6 +12,7 @@ from queued import Do, ran, recorded
 from stoker.diagnose.features import features
 from stoker.diagnose.rules import diagnose
 from stoker.findings import Finding
+from stoker.recording import Activity
 from stoker.watch.runs.flat import read_flat
 
 FETCH = "/home/me/train.py:9 batch"
@@ -148,6 +149,29 @@ def test_a_logger_costs_what_the_card_idles_and_metrics_of_the_card_at_most_thei
     assert found is not None
     assert found.at_most
     assert found.speedup_if_gone >= ran([norms, *rest]).step_s / ran(rest).step_s * 0.95
+
+
+def test_the_time_of_a_deep_look_is_in_no_price() -> None:
+    """In its window steps take longer, and its end is the work of the profiler: the card idles."""
+    usual = model(**LIGHT)
+    run = ran(usual)
+    began = run.ends[59]
+    held = run.held(began, 1.0)
+    recording = recorded(held)
+    nothing = np.zeros(0)
+    look = Activity(
+        start_s=began, end_s=held.ends[60], names=(), name=nothing.astype(np.int32),
+        kind=nothing.astype(np.uint8), start=nothing, end=nothing, launched=nothing,
+        bytes=nothing.astype(np.int64),
+    )  # fmt: skip
+    looked = replace(recording, ranks=(replace(recording.ranks[0], looks=(look,)),))
+    plain, found = (features(one).paced for one in (recorded(ran(usual)), looked))
+    assert plain is not None
+    assert plain.ledger is not None
+    assert found is not None
+    assert found.ledger is not None
+    assert found.share == pytest.approx(plain.share, abs=0.02)
+    assert found.ledger.busy == pytest.approx(plain.ledger.busy, abs=0.03)
 
 
 # --- as recorded ----------------------------------------------------------------------------------

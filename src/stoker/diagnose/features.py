@@ -17,6 +17,7 @@ from stoker.diagnose.ledger import Ledger, ledger
 from stoker.diagnose.pauses import Pause, find_pauses, is_regular
 from stoker.diagnose.ranks import Together, together
 from stoker.diagnose.timeline import STATES, Timeline, timeline
+from stoker.intervals import Intervals, merged
 from stoker.recording import KINDS, Event, Floats, RankRecord, Recording, Stacks
 
 
@@ -122,21 +123,28 @@ def features(recording: Recording) -> Features:
 
 def _paced(recording: Recording, lines: tuple[Timeline, ...]) -> Paced | None:
     rank = max(recording.ranks, key=lambda one: len(one.steps.end), default=None)
-    if rank is None or len(rank.steps.end) < 2 or recording.wall_s <= 0:
+    ends = rank.steps.end if rank is not None else np.zeros(0)
+    if rank is None or len(ends) < 2 or ends[-1] <= ends[0] or recording.wall_s <= 0:
         return None
-    ends = rank.steps.end
-    begin, end = float(ends[0]), float(ends[-1])
-    if end <= begin:
-        return None
+    free = _unwatched(rank, float(ends[0]), float(ends[-1]))
     spent = {
-        name: sum(float(line.within(name, ends[:1], ends[-1:])[0]) for line in lines) / len(lines)
+        name: sum(float(line.within(name, free.start, free.end).sum()) for line in lines) / len(lines)
         for name in STATES
     }
     return Paced(
-        whole=min((end - float(rank.steps.start[0])) / recording.wall_s, 1.0),
-        share={name: seconds / (end - begin) for name, seconds in spent.items()},
-        ledger=ledger(recording, lines, within=(begin, end)),
+        whole=min(float(ends[-1] - rank.steps.start[0]) / recording.wall_s, 1.0),
+        share={name: seconds / free.seconds for name, seconds in spent.items()},
+        ledger=ledger(recording, lines, within=free),
     )
+
+
+def _unwatched(rank: RankRecord, begin_s: float, end_s: float) -> Intervals:
+    """This time without deep looks, in which steps take longer and end with the profiler's own work; but all
+    of it where a trace is all there is."""
+    whole = merged(np.array([begin_s]), np.array([end_s]))
+    looks = merged(np.array([one.start_s for one in rank.looks]), np.array([one.end_s for one in rank.looks]))
+    left = whole.without(looks)
+    return left if left.seconds > 0.1 * whole.seconds else whole
 
 
 def _idle(loop: Loop, judged_s: float, stacks: Stacks) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 
 from stoker.diagnose.activity import busy_of
 from stoker.diagnose.timeline import STATES, Timeline
+from stoker.intervals import Intervals
 from stoker.recording import Floats, GpuRecord, RankRecord, Recording, Samples
 
 # Who is asked first why a card is idle; compute is the host launching kernels.
@@ -51,10 +52,27 @@ class Ledger:
 
 
 def ledger(
-    recording: Recording, lines: tuple[Timeline, ...], *, within: tuple[float, float] | None = None
+    recording: Recording, lines: tuple[Timeline, ...], *, within: Intervals | None = None
 ) -> Ledger | None:
-    """The cards' ledger of the recording, or of a part of it; None where no card was read then."""
-    begin_s, end_s = within or (0.0, recording.wall_s)
+    """The cards' ledger of the recording, or of parts of it; None where no card was read then."""
+    if within is None:
+        return _ledger(recording, lines, 0.0, recording.wall_s)
+    told = [
+        (end - start, _ledger(recording, lines, start, end))
+        for start, end in zip(within.start.tolist(), within.end.tolist(), strict=True)
+    ]
+    parts = [(seconds, part) for seconds, part in told if part is not None]
+    whole = sum(seconds for seconds, _ in parts)
+    if whole <= 0:
+        return None
+    return Ledger(
+        busy=sum(seconds * part.busy for seconds, part in parts) / whole,
+        idle={name: sum(seconds * part.idle[name] for seconds, part in parts) / whole for name in STATES},
+        exact=all(part.exact for _, part in parts),
+    )
+
+
+def _ledger(recording: Recording, lines: tuple[Timeline, ...], begin_s: float, end_s: float) -> Ledger | None:
     if end_s <= begin_s:
         return None
     by_rank = {rank.gpu: line for rank, line in zip(recording.ranks, lines, strict=True)}

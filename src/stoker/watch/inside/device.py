@@ -30,10 +30,10 @@ def hook_copies(probe: Probe, roots: Any, torch: Any) -> None:
 
 
 def hook_syncs(probe: Probe, roots: Any, torch: Any) -> None:
-    """The host waiting for the card: `.item()`, `.tolist()`, `synchronize()`."""
+    """The host waiting for the card: `.item()`, `float(loss)`, `if mask.any():`, `synchronize()`."""
     if not has_card(torch):
         return
-    for name in ("item", "tolist"):
+    for name in ("item", "tolist", "__float__", "__int__", "__bool__"):
         setattr(torch.Tensor, name, _waiting(probe, getattr(torch.Tensor, name)))
     torch.cuda.synchronize = timed(probe, "sync", torch.cuda.synchronize)
     for kind in (torch.cuda.Event, torch.cuda.Stream):

@@ -359,9 +359,10 @@ def named_line(finding: Any) -> dict[str, str]:
 
 def judge_ledger(watched: Done, traced: Done) -> dict[str, Any]:
     """Points of difference in every line of the ledger: what the trace says is read here by itself."""
-    if watched.report["ledger"] is None or traced.trace is None:
+    mine = watched.report["paced"] and watched.report["paced"]["ledger"]
+    if not mine or traced.trace is None:
         return {"judged": False, "right": False, "why": "no card was read, or no trace written"}
-    mine, theirs = watched.report["ledger"], ledger_of_trace(traced.trace)
+    theirs = ledger_of_trace(traced.trace)
     told = {
         "busy": mine["busy"],
         "launching": mine["compute"] + mine["collective"] + mine["copy"],
@@ -412,10 +413,11 @@ def ledger_of_trace(path: Path) -> dict[str, float]:
     )
     # Between two operators lies Python on its way to the next one: as short as that, it is launching.
     calls = union(calls, closing_us=200)
+    named = spans(lambda category, name: category == "user_annotation" and name == "get_batch")
     idle = inverse(kernels, begin, end)
     window = end - begin
     waiting = shared(idle, waits) / window
-    calling = shared(idle, calls) / window
+    calling = (shared(idle, calls) - shared(idle, crossed(named, calls))) / window
     busy = sum(b - a for a, b in kernels) / window
     return {
         "busy": busy,
@@ -438,6 +440,12 @@ def union(spans: list[tuple[float, float]], *, closing_us: float = 0.0) -> list[
 def inverse(spans: list[tuple[float, float]], begin: float, end: float) -> list[tuple[float, float]]:
     edges = [begin, *(one for span in spans for one in span), end]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+
+def crossed(some: list[tuple[float, float]], others: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The parts that lie in both."""
+    both = [(max(a, c), min(b, d)) for a, b in some for c, d in others if c < b and d > a]
+    return union(both)
 
 
 def shared(some: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:

@@ -43,7 +43,8 @@ X, Y = get_batch()
 while clock.running():
     with autocast():
         loss = model(X, Y)
-    X, Y = get_batch()  # while the card computes
+    with torch.profiler.record_function("get_batch"):
+        X, Y = get_batch()  # while the card computes
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

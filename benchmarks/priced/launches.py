@@ -23,21 +23,26 @@ def train_step():
     loss = model(ids[:, :-1], ids[:, 1:])
     loss.backward()
     optimizer.step()
-    optimizer.zero_grad(set_to_none=not graphed)
     return loss
 
 
-def captured(step):
+def eager():
+    loss = train_step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def captured():
     """As torch's notes on CUDA graphs do it: warm up on a side stream, then capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            step()
+            eager()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        loss = step()
+        loss = train_step()
 
     def replay():
         graph.replay()
@@ -46,8 +51,7 @@ def captured(step):
     return replay
 
 
-graphed = bool(os.environ.get("GRAPH")) and CUDA
-step = captured(train_step) if graphed else train_step
+step = captured() if os.environ.get("GRAPH") and CUDA else eager
 clock, profiled = Clock(), Profiled(host=False)
 while clock.running():
     loss = step()

@@ -8,6 +8,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from stoker.intervals import Intervals, merged
 from stoker.recording import WORK, Activity, Recording
 
 TOP = 8  # kernels that are named
+LATE_S = 1e-5  # a launch reaches the card some microseconds after its call began
 LAUNCH_RUN = 10  # kernels in a row, each queued when the card had nothing left: the host does not keep up
 # Kernels of cuBLAS, CUTLASS, cuDNN, Triton and FlashAttention that multiply on tensor cores, by their names.
 _TENSOR = re.compile(
@@ -24,6 +26,8 @@ _TENSOR = re.compile(
     r"|sm(80|86|89|90|100)_xmma|gemm_(bf16|f16|tf32|e4m3)|nvjet|bf16gemm|tf32f32|flash_(fwd|bwd)|fmha|cutlass_?3x",
     re.IGNORECASE,
 )
+# Of the same libraries, those that multiply in fp32 units: sm80_xmma_gemm_f32…_ffma_…, cutlass_80_simt_sgemm.
+_PLAIN = re.compile(r"ffma|simt|dfma|(^|_)sgemm", re.IGNORECASE)
 _MATRIX = re.compile(
     r"gemm|conv|cutlass|wgrad|dgrad|xmma|nvjet|matmul|flash|fmha|attention|_mm_", re.IGNORECASE
 )
@@ -70,7 +74,9 @@ class Worked:
     kernel_count: int
     moved: tuple[Moved, ...]
     tensor: float  # of the time in matrix kernels: the part on tensor cores; NaN without any
+    plain: float  # of the kernels' time in matrices that are multiplied without tensor cores
     launch_runs: int
+    gap_s: float  # from one kernel to the next that was queued by then; NaN where there were not enough
     launch_idle_s: float  # idle in runs of kernels that the host queued too late, each one
 
     @property
@@ -108,8 +114,10 @@ def worked(activity: Activity) -> Worked:
         kernel_count=sum(one.count for one in kernels),
         moved=tuple(_moved(activity, kind, compute) for kind in WORK[1:] if _of(activity, kind).any()),
         tensor=_tensor(kernels),
+        plain=sum(one.share for one in kernels if one.matrix and not one.tensor),
         launch_runs=runs,
         launch_idle_s=idle_s,
+        gap_s=_gap_s(activity),
     )
 
 
@@ -136,7 +144,7 @@ def _kernels(activity: Activity) -> tuple[Kernel, ...]:
             seconds=float(seconds[at]),
             share=float(seconds[at]) / total if total > 0 else 0.0,
             matrix=bool(_MATRIX.search(activity.names[at]) or _TENSOR.search(activity.names[at])),
-            tensor=bool(_TENSOR.search(activity.names[at])),
+            tensor=bool(_TENSOR.search(activity.names[at]) and not _PLAIN.search(activity.names[at])),
         )
         for at in np.argsort(-seconds, kind="stable").tolist()
         if count[at]
@@ -158,6 +166,18 @@ def _moved(activity: Activity, kind: str, compute: Intervals) -> Moved:
         exposed_s=union.seconds - union.shared(compute),
         bytes=int(activity.bytes[which].sum()),
     )
+
+
+def _gap_s(activity: Activity) -> float:
+    """How long the card takes from one kernel to the next where the host is not what it waits for."""
+    which = _of(activity, "kernel")
+    order = np.argsort(activity.start[which], kind="stable")
+    start, end, launched = (
+        column[which][order] for column in (activity.start, activity.end, activity.launched)
+    )
+    between = start[1:] - end[:-1]
+    queued = (launched[1:] < end[:-1] - LATE_S) & (between >= 0) & (between < 10 * LATE_S)
+    return float(np.median(between[queued])) if queued.sum() >= LAUNCH_RUN else math.nan
 
 
 def _launching(activity: Activity) -> tuple[int, float]:

@@ -17,6 +17,7 @@ from stoker.diagnose.ledger import Ledger, ledger
 from stoker.diagnose.pauses import Pause, find_pauses, is_regular
 from stoker.diagnose.ranks import Together, together
 from stoker.diagnose.timeline import STATES, Timeline, timeline
+from stoker.intervals import Intervals, merged
 from stoker.recording import KINDS, Event, Floats, RankRecord, Recording, Stacks
 
 
@@ -54,6 +55,16 @@ class Loop:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Paced:
+    """What steps were made of: shares of the time from the end of the first judged step to that of the last,
+    and of the same time the cards' ledger. What gain a price tells is a gain of this."""
+
+    whole: float  # share of the judged time that all steps take, the first one too
+    share: dict[str, float]
+    ledger: Ledger | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
     """Everything a rule may look at."""
 
@@ -70,6 +81,7 @@ class Features:
     retries: int = 0  # of the allocator, all ranks together
     stacks: Stacks = field(default_factory=Stacks)  # of the rank with most steps
     ledger: Ledger | None = None  # of the cards; None where none was read
+    paced: Paced | None = None  # None where there were not two steps
     worked: Worked | None = None  # what a profiler saw the card do, in the last look at the busiest rank
 
     def fact(self, *names: str) -> float:
@@ -104,8 +116,35 @@ def features(recording: Recording) -> Features:
         retries=sum(map(_retries, judged.ranks)),
         stacks=stacks,
         ledger=ledger(judged, lines),
+        paced=_paced(judged, lines),
         worked=last_look(recording),
     )
+
+
+def _paced(recording: Recording, lines: tuple[Timeline, ...]) -> Paced | None:
+    rank = max(recording.ranks, key=lambda one: len(one.steps.end), default=None)
+    ends = rank.steps.end if rank is not None else np.zeros(0)
+    if rank is None or len(ends) < 2 or ends[-1] <= ends[0] or recording.wall_s <= 0:
+        return None
+    free = _unwatched(rank, float(ends[0]), float(ends[-1]))
+    spent = {
+        name: sum(float(line.within(name, free.start, free.end).sum()) for line in lines) / len(lines)
+        for name in STATES
+    }
+    return Paced(
+        whole=min(float(ends[-1] - rank.steps.start[0]) / recording.wall_s, 1.0),
+        share={name: seconds / free.seconds for name, seconds in spent.items()},
+        ledger=ledger(recording, lines, within=free),
+    )
+
+
+def _unwatched(rank: RankRecord, begin_s: float, end_s: float) -> Intervals:
+    """This time without deep looks, in which steps take longer and end with the profiler's own work; but all
+    of it where a trace is all there is."""
+    whole = merged(np.array([begin_s]), np.array([end_s]))
+    looks = merged(np.array([one.start_s for one in rank.looks]), np.array([one.end_s for one in rank.looks]))
+    left = whole.without(looks)
+    return left if left.seconds > 0.1 * whole.seconds else whole
 
 
 def _idle(loop: Loop, judged_s: float, stacks: Stacks) -> float:
@@ -207,16 +246,20 @@ def _epochs(waits: Floats, rank: RankRecord) -> float:
 
 
 def _restarts(rank: RankRecord) -> float:
-    """Of the loader's wait: how much was for the first batches of workers that had just been started, where
-    that happened again after the first time."""
+    """Of the loader's wait: how much was for workers to be started and ended, and for the first batches of
+    those that had just been started, where that happened again after the first time."""
     starts = [event.t for event in rank.events if event.what == "workers started"]
     data = rank.spans.kind == KINDS.index("data")
     began, took = rank.spans.start[data], (rank.spans.end - rank.spans.start)[data]
     if len([one for one in starts if one > 0]) < 2 or took.sum() <= 0:
         return 0.0
     first = np.searchsorted(began, np.array(starts) - 0.001)
-    which = np.unique(np.concatenate([first, first + 1]))
-    return float(took[which[which < len(took)]].sum() / took.sum())
+    which = np.concatenate([first, first + 1])
+    moved = rank.spans.bytes[data]
+    if moved.any():  # a wait that brings no batch is for the end of an epoch, or for the next one's workers
+        which = np.concatenate([which, np.flatnonzero(moved == 0)])
+    which = np.unique(which[which < len(took)])
+    return float(took[which].sum() / took.sum())
 
 
 def _first_steps_wait(waits: Floats, rank: RankRecord) -> float:

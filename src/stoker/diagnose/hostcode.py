@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from stoker.diagnose import remedies
 from stoker.diagnose.features import Features
+from stoker.diagnose.pricing import beside, idle, of_judged, own_code, speedup
 from stoker.diagnose.thresholds import at
-from stoker.diagnose.verdicts import Abstention, known, percent, priced
+from stoker.diagnose.verdicts import Abstention, percent, priced
 from stoker.findings import Finding
 from stoker.recording import Seen
 
@@ -30,6 +31,7 @@ _DOES = {
     "other": "in code of its own",
 }
 _CAUSES = ("logging", "metrics", "output", "gc", "gil", "io", "optimizer")  # everything else is "other"
+_COMPUTES = ("metrics", "optimizer", "average")
 _CAUSE_OF = {"saving": "io", "average": "optimizer"}
 
 
@@ -53,14 +55,15 @@ def host_code(features: Features) -> Finding | Abstention:
         return Abstention(kind=KIND, why="the program's own code takes little of the time")
     worst = max(found, key=lambda one: one.share)
     cause = _CAUSE_OF.get(worst.what, worst.what if worst.what in _CAUSES else "other")
-    lost = lost_to(features, worst.share)
+    lost, most = _lost(features, worst)
     where = f" in {worst.lines[0]}" if worst.lines else ""
     return priced(
         features,
         KIND,
         cause=cause,
-        share=lost,
-        speedup=speedup_without(features, lost),
+        share=of_judged(features, lost),
+        speedup=speedup(lost),
+        at_most=most,
         confidence=0.9 if worst.looks >= 20 else 0.75,
         summary=_summary(worst, where),
         evidence=tuple(_evidence(worst, found)),
@@ -107,15 +110,15 @@ def line_in(features: Features, kind: str) -> str:
     return worst.line if worst and worst.seconds >= 0.3 * total and worst.looks >= 3 else ""
 
 
-def lost_to(features: Features, share: float) -> float:
-    """What time on the host costs the card: while it works off what was queued, nothing."""
-    card = features.card
-    return share if card is None or not known(card.util) else max(min(share, 1.05 - card.util / 100), 0.0)
-
-
-def speedup_without(features: Features, lost: float) -> float:
-    """What steps gain: start-up and the end of a recording are paid once."""
-    return 1 / (1 - min(lost / max(features.loop.stepping, lost, 0.01), 0.999))
+def _lost(features: Features, one: Spent) -> tuple[float, bool]:
+    """What it costs of a step, and whether that is only the most. Code that has the card compute takes what
+    the card does for it along, so that it may cost its whole time."""
+    if one.what in _COMPUTES:
+        whole = one.share / max(features.loop.stepping, one.share, 0.01)
+        return whole, whole > beside(features, one.share)
+    if one.what in ("gc", "gil"):  # in whatever the loop was; counted while steps went on
+        return min(one.share, idle(features)), False
+    return own_code(features, one.share), False
 
 
 def _spent(what: str, rows: list[Seen], share_a_second: float) -> Spent:

@@ -6,7 +6,8 @@ from stoker.diagnose import remedies
 from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features, Loop
 from stoker.diagnose.host import Host, ratio
-from stoker.diagnose.hostcode import Spent, held, line_in, lost_to, own_batches, speedup_without
+from stoker.diagnose.hostcode import Spent, held, line_in, own_batches
+from stoker.diagnose.pricing import idle, idle_in, of_judged, own_code, speedup
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
@@ -45,12 +46,15 @@ def data_starvation(features: Features) -> Finding | Abstention:
         return Abstention(
             kind=KIND, why="another thread holds the interpreter while the loop waits for batches"
         )
+    lost = max(idle_in(features, "data"), min(crowded, idle(features)))
+    if cause == "startup":  # workers that live on bring the other batches no sooner
+        lost *= loop.epochs
     return priced(
         features,
         KIND,
         cause=cause,
-        share=_lost(features, max(wait, crowded)),
-        speedup=_speedup(features, wait),
+        share=of_judged(features, lost),
+        speedup=speedup(lost),
         confidence=_confidence(features, cause),
         summary=_summary(features, wait, cause) if wait >= crowded else _crowd(crowded),
         evidence=(*_evidence(features, wait), *signs),
@@ -68,12 +72,13 @@ def _least_share(features: Features) -> float:
 def _own_loop(features: Features, own: Spent) -> Finding:
     """The loop makes its batches itself, between two steps."""
     where = own.lines[0] if own.lines else "?"
+    lost = own_code(features, own.share)
     return priced(
         features,
         KIND,
         cause="own_loop",
-        share=lost_to(features, own.share),
-        speedup=speedup_without(features, lost_to(features, own.share)),
+        share=of_judged(features, lost),
+        speedup=speedup(lost),
         confidence=0.9 if own.looks >= 20 else 0.75,
         summary=f"the loop makes its batches itself, {percent(own.share)} of the time, in {where}",
         evidence=(
@@ -97,22 +102,6 @@ def _overlapped(card: Card | None, loop: Loop) -> bool:
     if card is None or not above(card.util, at("overlapped_util")) or loop.share["data"] > 0.9:
         return False
     return above(card.sm, 70) or above(card.power, at("hot"))
-
-
-def _speedup(features: Features, wait: float) -> float | None:
-    """What steps gain: the rest of a recording, its first step and its end, is paid once."""
-    loop = features.loop
-    if not known(loop.late) or loop.first_steps_wait > 0.5 or not wait:
-        return None
-    lost = loop.late * _lost(features, wait) / wait
-    return 1 / (1 - min(lost, 0.999))
-
-
-def _lost(features: Features, wait: float) -> float:
-    """What the waits cost the card: where it was busy meanwhile they cost nothing."""
-    if features.card is None or not known(features.card.util):
-        return wait
-    return min(wait, 1.05 - features.card.util / 100)
 
 
 def _confidence(features: Features, cause: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.diagnose import remedies
 from stoker.diagnose.features import Features
 from stoker.diagnose.pauses import Pause
+from stoker.diagnose.pricing import beside, idle_in, in_steps, speedup
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, listed, percent, priced
 from stoker.findings import Finding
@@ -90,10 +91,18 @@ def checkpoint_stall(features: Features) -> Finding | Abstention:
         unseen = not features.host and paused_s >= at("pause_share") * features.judged_s
         missing = ("disk writes, which tell saving from a hang",) if unseen else ()
         return Abstention(kind=kind, why=f"saving took {percent(share)} of the time", missing=missing)
+    between_s = sum(pause.excess_s for pause in saves if not pause.last)
+    seen_s = features.judged_s * loop.share["checkpoint"]
+    lost = (
+        idle_in(features, "checkpoint")
+        if seen_s >= between_s
+        else beside(features, between_s / features.judged_s)
+    )
     return priced(
         features,
         kind,
         share=share,
+        speedup=speedup(lost),
         confidence=0.95 if spanned >= at("pause_share") else _sure_of(saves, loop.regular),
         summary=f"saving stops the loop for {percent(share)} of the time",
         evidence=_saving(saves, spanned),
@@ -111,6 +120,7 @@ def evaluation(features: Features) -> Finding | Abstention:
         features,
         "evaluation",
         share=share,
+        speedup=speedup(in_steps(features, "evaluation")),  # what the card computes for it goes with it
         confidence=0.9,
         summary=f"evaluation takes {percent(share)} of the time",
         evidence=(f"{percent(share)} of {features.judged_s:.1f} s without gradients",),

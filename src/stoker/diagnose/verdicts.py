@@ -35,23 +35,10 @@ def priced(
         kind=kind,
         share=round(share, 4),
         gpu_seconds=round(share * features.judged_s * features.cards, 2),
-        speedup_if_gone=round(max(min(gain, most_gain(features, kind)), 1.0), 3),
+        speedup_if_gone=round(max(gain, 1.0), 3),
         confidence=confidence,
         **said,  # type: ignore[arg-type]
     )
-
-
-# Without these the card still has as much to do: a step takes no less than that.
-_OF_THE_HOST = ("data_starvation", "host_code", "host_sync", "launch_bound", "checkpoint_stall", "evaluation")
-_READ_TWICE = 0.05  # a reading calls a card busy in which one kernel ran for part of the time
-
-
-def most_gain(features: Features, kind: str) -> float:
-    """The next cause bounds what taking this one away gives: a card that works is not made quicker by it."""
-    if kind not in _OF_THE_HOST or features.ledger is None or not features.loop.steps:
-        return math.inf
-    busy = features.ledger.busy - (0.0 if features.worked else _READ_TWICE)
-    return 1 / busy if busy > 0 else math.inf
 
 
 def percent(share: float) -> str:

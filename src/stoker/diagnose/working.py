@@ -8,6 +8,7 @@ from stoker.diagnose import remedies
 from stoker.diagnose.activity import Worked
 from stoker.diagnose.card import Card
 from stoker.diagnose.features import Features
+from stoker.diagnose.pricing import idle, idle_in, in_steps, of_judged, speedup
 from stoker.diagnose.thresholds import at
 from stoker.diagnose.verdicts import Abstention, above, below, known, percent, priced
 from stoker.findings import Finding
@@ -26,11 +27,13 @@ def h2d_copy(features: Features) -> Finding | Abstention:
     because = {"pageable": ": from pageable memory", "not overlapped": ": they are not overlapped", "": ""}
     speed = f", at {rate:.1f} GB/s" if known(rate) else ""
     unseen = ("bytes copied: pageable and unoverlapped copies look alike without them",)
+    lost = _copy_loss(features, rate)
     return priced(
         features,
         kind,
         cause=cause,
-        share=_copy_loss(features, rate),
+        share=of_judged(features, lost),
+        speedup=speedup(lost),
         confidence=0.95 if known(rate) else 0.8,
         summary=f"the loop waits for copies to the GPU {percent(share)} of the time{because[cause]}",
         evidence=(f"{percent(share)} of the time in copies{speed}", *_bus(features)),
@@ -58,11 +61,13 @@ def _copy_cause(features: Features, rate: float) -> str:
 
 
 def _copy_loss(features: Features, rate: float) -> float:
-    """Pinned and on a stream of its own a copy hides behind compute, as far as the bus is fast enough."""
-    share = features.loop.share["copy"]
+    """Pinned and on a stream of its own a copy hides behind compute, as far as the bus is fast enough; and a
+    card that computes is not made quicker by it."""
+    share = in_steps(features, "copy")
     pinned = share * min(rate / _bus_gb_s(features), 1.0) if known(rate) else share / 2
-    beside = 1.0 - share
-    return max(share - max(pinned - beside, 0.0), 0.0)
+    told = features.paced.ledger if features.paced else None
+    computes = told.busy if told is not None and told.exact else 0.0
+    return max(1.0 - max(1.0 - share, pinned, computes), 0.0)
 
 
 def _bus(features: Features) -> tuple[str, ...]:
@@ -108,7 +113,8 @@ def precision(features: Features) -> Finding | Abstention:
         if card.fp32 < at("fp32_of_sm") * card.sm or card.tensor > at("tensor_of_sm") * card.sm:
             why = f"tensor cores {card.tensor:.0f}%, fp32 units {card.fp32:.0f}% active"
             return Abstention(kind=kind, why=why)
-        return _precision(features, card, 0.95, ())
+        if features.worked is None or not known(features.worked.tensor):
+            return _precision(features, card, 0.95, (), share=_in_matrices(features, card))
     if features.worked is not None and known(features.worked.tensor):
         return _by_kernels(features, card, features.worked)
     if _as_quick_as_fp32(features, card) and above(card.working_util, 95) and above(card.power, at("hot")):
@@ -119,13 +125,23 @@ def precision(features: Features) -> Finding | Abstention:
 
 def _by_kernels(features: Features, card: Card, seen: Worked) -> Finding | Abstention:
     """A profiler named the kernels: whether matrices are multiplied on tensor cores is in their names."""
-    matrices = sum(one.share for one in seen.kernels if one.matrix and not one.tensor)
-    if seen.tensor >= at("tensor_named") or matrices < at("matrices"):
+    if seen.tensor >= at("tensor_named") or seen.plain < at("matrices"):
         why = f"{percent(seen.tensor)} of the time in matrix kernels is on tensor cores"
         return Abstention(kind="precision", why=why)
     names = [one.name[:60] for one in seen.kernels if one.matrix and not one.tensor][:2]
-    told = f"{percent(matrices)} of the kernels' time in {', '.join(names)}"
-    return _precision(features, card, 0.85, (), share=matrices * seen.busy, told=told)
+    told = f"{percent(seen.plain)} of the kernels' time in {', '.join(names)}"
+    return _precision(features, card, 0.85, (), share=seen.plain * seen.compute_s / seen.window_s, told=told)
+
+
+_FP32_FULL = (
+    85.0  # percent: how active fp32 units are in a kernel that multiplies matrices as quickly as it can
+)
+
+
+def _in_matrices(features: Features, card: Card) -> float:
+    """Of the time, by the counter of the fp32 units."""
+    computing = features.loop.working if features.loop.steps else card.util / 100
+    return min(card.fp32 / _FP32_FULL, computing)
 
 
 def _as_quick_as_fp32(features: Features, card: Card) -> bool:
@@ -145,11 +161,13 @@ def _precision(
     share: float | None = None,
     told: str = "",
 ) -> Finding:
-    """tf32 is as many times quicker as its peak is higher; a training step gains half of that. `share` is of
-    the time in matrices where that is known, else all that computes."""
+    """tf32 is as many times quicker as its peak is higher: matrices gain two thirds of that, as fp32 comes
+    nearer to its peak than tf32, and a whole training step half. `share` is of the time in matrices where
+    that is known, else all that computes."""
     computing = features.loop.working if features.loop.steps else card.util / 100
+    part = 0.5 if share is None else 2 / 3
     computing = computing if share is None else share
-    gain = max(0.5 * card.peaks.tf32 / card.peaks.fp32, 1.5) if card.peaks else 2.0
+    gain = max(part * card.peaks.tf32 / card.peaks.fp32, 1.5) if card.peaks else 2.0
     said = [f"GPU utilisation {card.util:.0f}%", *filter(None, [told])]
     if known(card.fp32):
         said.append(f"fp32 units {card.fp32:.0f}% active, tensor cores {card.tensor:.0f}%")
@@ -181,15 +199,13 @@ def launch_bound(features: Features) -> Finding | Abstention:
             return _launching(features, card)
         why = f"SM activity {card.sm:.0f}% at {card.util:.0f}% utilisation"
         return Abstention(kind=kind, why=why, missing=() if known(card.sm) else ("SM activity",))
-    filled = card.working_sm / 100 if known(card.sm) else card.power
-    share = _computing(features) * (1 - max(filled, 0.1))
+    lost = _lost_to_launching(features, card)
     return priced(
         features,
         kind,
-        share=share,
+        share=of_judged(features, lost),
         confidence=0.92 if known(card.sm) else 0.6,
-        # Nobody makes such a loop as quick as its arithmetic: graphs and fusion give three times at best.
-        speedup=min(1 / (1 - share), 3.0),
+        speedup=speedup(lost),
         at_most=True,
         summary="kernels are too small to fill the GPU: the loop waits for launches, not for arithmetic",
         evidence=(_activity(card), *_one_core(features)),
@@ -202,8 +218,27 @@ def _cannot_launch_faster(features: Features, card: Card) -> bool:
     """The card is idle while the host launches, and the host hardly ever waits for the card."""
     if not _seen_inside(features) or features.ledger is None:
         return False  # whether the host waits for the card is only known where it was watched from inside
-    gaps = _computing(features) * (1 - card.working_util / 100)
+    gaps = _gaps(features, card)
     return gaps >= _notable(card) and features.loop.share["sync"] < gaps / 2
+
+
+def _gaps(features: Features, card: Card) -> float:
+    """Share of the judged time in which the loop computed, or waited for the card, and the card was idle."""
+    told = features.ledger
+    if told is not None and told.exact and "compute" not in features.loop.unseen:
+        return sum(told.idle[name] for name in _COMPUTES)
+    return _computing(features) * (1 - card.working_util / 100)
+
+
+def _lost_to_launching(features: Features, card: Card) -> float:
+    """What steps would gain whose kernels were all queued at once, as a CUDA graph does it: what the card
+    idles while the host launches, but for the moment that it takes from one kernel to the next."""
+    gaps = _gaps(features, card) if features.paced is None else idle_in(features, *_COMPUTES)
+    seen = features.worked
+    between = (
+        seen.kernel_count * seen.gap_s / seen.window_s if seen is not None and known(seen.gap_s) else 0.0
+    )
+    return max(gaps - between, 0.0)
 
 
 def _seen_inside(features: Features) -> bool:
@@ -211,12 +246,12 @@ def _seen_inside(features: Features) -> bool:
 
 
 def _launching(features: Features, card: Card) -> Finding:
-    idle = features.ledger.launching if features.ledger else 0.0
-    gaps = min(_computing(features) * (1 - card.working_util / 100), max(idle, 0.01))
+    gaps, lost = _gaps(features, card), _lost_to_launching(features, card)
     return priced(
         features,
         "launch_bound",
-        share=gaps,
+        share=of_judged(features, lost),
+        speedup=speedup(lost),
         confidence=0.75,
         summary=f"the GPU idles {percent(gaps)} of the time while the host launches kernels as it can",
         evidence=(
@@ -259,20 +294,23 @@ def host_sync(features: Features) -> Finding | Abstention:
     kind, card = "host_sync", features.card
     if card is None or not known(card.util):
         return Abstention(kind=kind, why="no GPU readings", missing=("the GPU",))
-    gaps = _computing(features) * (1 - card.working_util / 100)
+    gaps = _gaps(features, card)
     unsure = not features.loop.steps or "data" in features.loop.unseen
-    full = card.working_util >= at("gaps_util") or gaps < max(at("gaps_share"), 2 * card.util_error / 100)
+    full = _at_work(features, card) >= at("gaps_util") or gaps < max(
+        at("gaps_share"), 2 * card.util_error / 100
+    )
     if unsure or full or isinstance(launch_bound(features), Finding):
-        return Abstention(kind=kind, why=f"utilisation {card.working_util:.0f}% while the loop computes")
+        used = _at_work(features, card)
+        return Abstention(kind=kind, why=f"utilisation {used:.0f}% while the loop computes")
     synced = features.loop.share["sync"]
-    if _seen_inside(features):
-        # Without its waits a step takes what launching takes, or what the card does: the longer of the two.
-        gaps = min(gaps, synced)
+    # Without its waits a step takes what launching takes, or what the card does: the longer of the two.
+    lost = min(in_steps(features, "sync"), idle(features)) if _seen_inside(features) else gaps
     waits = (f"{percent(synced)} of the time in .item(), .cpu() or synchronize()",) if synced else ()
     return priced(
         features,
         kind,
-        share=gaps,
+        share=of_judged(features, lost),
+        speedup=speedup(lost),
         confidence=0.9 if synced > 0.05 else 0.65,
         at_most=not _seen_inside(features),
         summary=f"the GPU idles {percent(gaps)} of the time between kernels: host and GPU wait in turns",
@@ -280,6 +318,15 @@ def host_sync(features: Features) -> Finding | Abstention:
         remedy=remedies.HOST_SYNC,
         missing=() if synced else ("where the host waits: stoker watch names the lines",),
     )
+
+
+_COMPUTES = ("compute", "sync", "collective")
+
+
+def _at_work(features: Features, card: Card) -> float:
+    """Percent of the time in which the loop computes, that the card does."""
+    computing = _computing(features)
+    return 100 * (1 - min(_gaps(features, card) / computing, 1.0)) if computing > 0 else card.working_util
 
 
 def _computing(features: Features) -> float:

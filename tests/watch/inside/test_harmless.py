@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import pytest
 from stoker.recording import KINDS
 from stoker.watch import runs
 from stoker.watch.inside.collectives import hook_collectives
-from stoker.watch.inside.device import Copies
+from stoker.watch.inside.device import Copies, hook_syncs
 from stoker.watch.inside.forward import Roots, _instances
 from stoker.watch.inside.hooks import _say_error_of_loader
 from stoker.watch.inside.probe import Probe
@@ -60,6 +62,79 @@ def test_no_event_is_asked_while_a_graph_is_captured(probe: Probe) -> None:
     graph.capture_end()
     copy(on_host, "cuda", non_blocking=True)
     assert Event.asked == 1
+
+
+def test_a_copy_that_first_waits_for_what_the_card_computes_is_a_wait_and_then_a_copy(probe: Probe) -> None:
+    """Out of plain memory, in the stream that computes: the event before it comes after the kernels."""
+    cuda = SimpleNamespace(
+        CUDAGraph=Graph, Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False,
+        current_stream=lambda: 0, default_stream=lambda: 0,
+    )  # fmt: skip
+    on_card, on_host = (SimpleNamespace(is_cuda=where, nbytes=1 << 22) for where in (True, False))
+
+    def to(tensor: Any, *_: Any, **__: Any) -> Any:
+        time.sleep(0.02)  # of which the events say that the card copied for one millisecond
+        return on_card
+
+    copies = Copies(probe, SimpleNamespace(cuda=cuda))
+    copies.watched(to, Switch(probe, "Tensor.to"))(on_host, "cuda")
+    (waited, copied) = probe.marks
+    assert [(mark[0], mark[4]) for mark in (waited, copied)] == [("sync", 0), ("h2d", 1 << 22)]
+    assert waited[2] == copied[1]
+    assert copied[2] - copied[1] == pytest.approx(0.001)
+    assert waited[2] - waited[1] >= 0.015
+
+
+def test_a_number_read_off_the_card_in_any_way_is_a_wait(probe: Probe) -> None:
+    class Tensor:
+        is_cuda = True
+
+        def item(self) -> float:
+            return 1.0
+
+        tolist = item
+
+        def __float__(self) -> float:
+            return 2.5
+
+        def __int__(self) -> int:
+            return 2
+
+        def __bool__(self) -> bool:
+            return False
+
+    cuda = SimpleNamespace(synchronize=lambda: None, Event=SimpleNamespace(synchronize=lambda: None))
+    cuda.Stream = SimpleNamespace(synchronize=lambda: None)
+    backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: True))
+    hook_syncs(probe, None, SimpleNamespace(Tensor=Tensor, cuda=cuda, backends=backends))
+    loss = Tensor()
+    assert (float(loss), int(loss), bool(loss), loss.item()) == (2.5, 2, False, 1.0)
+    assert [mark[0] for mark in probe.marks] == ["sync"] * 4
+    loss.is_cuda = False
+    assert not loss
+    assert len(probe.marks) == 4
+
+
+def test_a_compiled_program_with_a_condition_on_the_card_runs_as_it_would() -> None:
+    """The hook of a condition must be nothing that a compiler looks into."""
+    program = """
+import torch
+from types import SimpleNamespace
+from stoker.watch.inside import device
+device.has_card = lambda torch: True
+probe = SimpleNamespace(begun=True, marks=[], begin=lambda: None)
+device.hook_syncs(probe, None, torch)
+
+@torch.compile(backend="eager")
+def step(x):
+    if x.sum() > 0:
+        return x * float(x.max())
+    return x - int(x.min())
+
+print(step(torch.ones(3)).tolist(), step(-torch.ones(3)).tolist(), bool(torch.zeros(1)), len(probe.marks))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[1.0, 1.0, 1.0] [0.0, 0.0, 0.0] False 0\n", done.stderr
 
 
 def test_the_allocator_is_that_of_the_card_the_loop_uses(

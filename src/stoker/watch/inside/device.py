@@ -1,5 +1,6 @@
-"""CUDA events: copies to the card and waits for it. Nothing here synchronises: a copy that runs on while the
-host goes on is timed by two events of the card, read when they are done.
+"""CUDA events: copies to the card and waits for it. Nothing here synchronises: large copies are timed by two
+events of the card, read when they are done. Also those that the host waits for: a copy out of plain memory
+first waits for what the card computes, which is no copying.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def hook_copies(probe: Probe, roots: Any, torch: Any) -> None:
 
 
 def hook_syncs(probe: Probe, roots: Any, torch: Any) -> None:
-    """The host waiting for the card: `.item()`, `.tolist()`, `synchronize()`."""
+    """The host waiting for the card: `.item()`, `float(loss)`, `if mask.any():`, `synchronize()`."""
     if not has_card(torch):
         return
-    for name in ("item", "tolist"):
+    for name in ("item", "tolist", "__float__", "__int__", "__bool__"):
         setattr(torch.Tensor, name, _waiting(probe, getattr(torch.Tensor, name)))
     torch.cuda.synchronize = timed(probe, "sync", torch.cuda.synchronize)
     for kind in (torch.cuda.Event, torch.cuda.Stream):
@@ -104,7 +105,7 @@ class Copies:
             if not switch.on or self._probe.recorder is None:
                 return original(tensor, *args, **kwargs)
             try:
-                events = self._begin(tensor, args, kwargs)
+                events = self._begin(tensor, args)
                 start = now()
             except Exception as error:
                 switch.fail(error)
@@ -118,13 +119,13 @@ class Copies:
 
         return unseen(call)
 
-    def _begin(self, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """Two events around a large copy that the host will not wait for, on the stream that computes."""
-        if not kwargs.get("non_blocking") and True not in args[1:]:
-            return None
+    def _begin(self, tensor: Any, args: Any) -> Any:
+        """Two events around a large copy to the card, on the stream that computes."""
         source = args[0] if args and hasattr(args[0], "is_cuda") else tensor
         cuda = self._torch.cuda
         if source.is_cuda or source.nbytes < _LARGE or not cuda.is_initialized():
+            return None
+        if source is not tensor and not tensor.is_cuda:
             return None
         if (
             self._captures.under_way
@@ -158,7 +159,10 @@ class Copies:
             while self._pending and self._pending[0][3][1].query():
                 start, returned, moved, events = self._pending.popleft()
                 copied_s = events[0].elapsed_time(events[1]) / 1e3
-                self._say("h2d", start, max(returned, start + copied_s), moved)
+                began = max(start, returned - copied_s)
+                if began > start:  # the host waited for the copy, and before that for its turn
+                    self._say("sync", start, began, 0)
+                self._say("h2d", began, max(returned, began + copied_s), moved)
                 self._free.append(events)
 
     def _say(self, kind: str, start: float, end: float, moved: int) -> None:

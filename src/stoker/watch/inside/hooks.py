@@ -112,6 +112,25 @@ def hook_loader(probe: Probe, roots: Roots, module: Any) -> None:
     iterator.__next__ = __next__
 
 
+def hook_workers(probe: Probe, roots: Roots, module: Any) -> None:
+    """Starting a loader's workers while steps go on is waiting for data; before that it is start-up."""
+    iterator = module._MultiProcessingDataLoaderIter
+    original, takes_gradients = iterator.__init__, sys.modules["torch"]._C.is_grad_enabled
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not probe.loop.number:
+            original(self, *args, **kwargs)
+            return
+        kind, start = "data", now()
+        original(self, *args, **kwargs)
+        with suppress(Exception):
+            evaluates = not takes_gradients() or (not roots.trained and roots.in_evaluation())
+            probe.marks.append((kind, start, now(), ident(), 0, EVALUATED if evaluates else NO_TOKENS))
+
+    iterator.__init__ = __init__
+
+
 def _say_epoch(probe: Probe, iterator: Any) -> None:
     """A loader's iterator gives its first batch: its workers have just been started."""
     yielded, workers = (getattr(iterator, f"_num_{name}", None) for name in ("yielded", "workers"))
@@ -312,6 +331,6 @@ HOOKS: dict[str, tuple[Install, ...]] = {
     "torch.distributed.checkpoint.state_dict_saver": (hook_sharded_saves,),
     "torch.distributed.distributed_c10d": (hook_collectives,),
     "torch.optim.optimizer": (hook_optimizer, hook_look),
-    "torch.utils.data.dataloader": (hook_loader_knobs, hook_alone, hook_loader),
+    "torch.utils.data.dataloader": (hook_loader_knobs, hook_alone, hook_loader, hook_workers),
     "safetensors.torch": (hook_safetensors, hook_guarded_safetensors),
 }  # fmt: skip

@@ -70,7 +70,7 @@ def _size(default: str, help: str) -> Callable[[Callable[..., None]], Callable[.
 
 @click.group(cls=Group)
 def command() -> None:
-    """Measure a machine: storage, loader, collectives, checkpoints.
+    """Measure a machine: storage, cards, loader, collectives, checkpoints.
 
     Every figure comes with what limits it, and goes to the history (`stoker history`). Else nothing is
     written but to the folder that is named, in files that are gone afterwards, also after Ctrl-C. Exit
@@ -82,7 +82,11 @@ def command() -> None:
 @click.argument("place", metavar="DIR|FILE|URL", type=existing)
 @_size("1GiB", "Bytes of the file that is written to a folder.")
 @_seconds(0.4, "Seconds of each trial.")
-@choice("--engine", among=("all", "pread", "mmap", "io_uring"), help="Measure one engine only, as set below.")
+@choice(
+    "--engine",
+    among=("all", "pread", "mmap", "io_uring", "cufile"),
+    help="Measure one engine only, as set below.",
+)
 @choice("--cache", among=("direct", "cold", "warm"), help="Past the page cache, through it, or out of it.")
 @click.option(
     "--block", type=size, default="1MiB", show_default=True, metavar="BYTES", help="Bytes of a call."
@@ -97,21 +101,43 @@ def command() -> None:
 )
 @click.option("--random", "is_random", is_flag=True, help="Blocks in a drawn order.")
 @click.option("--write", "writes", is_flag=True, help="Write instead of read.")
+@click.option("--gpu", is_flag=True, help="And on to a card: through the host, and by cuFile.")
+@click.option("--device", metavar="DEVICE", help="Of --gpu.  [default: cuda:0]")
 @_shown
-def path(place: str, size: int, seconds: float, engine: str, **setting: Any) -> Bench:
-    """Storage to host, by engine, block and threads.
+def path(
+    place: str, size: int, seconds: float, engine: str, gpu: bool, device: str | None, **setting: Any
+) -> Bench:
+    """Storage to host, by engine, block and threads; with --gpu on to a card.
 
     A folder gets a file without a name; a FILE and a URL are only read. Without --engine a table of usual
     trials; with it one trial of the block, threads and order that are given, as fio would run it.
     """
+    if (device or engine == "cufile") and not gpu:
+        raise UsageError(f"{'--device' if device else 'cuFile'} is of a card", hint="add --gpu")
+    if gpu and (not is_local(place) or setting["writes"]):
+        raise UsageError("only what is read from a disk is brought on to a card", hint="leave --gpu out")
     if not is_local(place):
         from stoker.bench.objects import bench_objects
 
         return bench_objects(place, seconds=max(seconds, 0.1), said=_say)
     from stoker.bench.path import bench_path
 
-    trials = [_trial(engine, seconds, **setting)] if engine != "all" else None
-    return bench_path(local_path(place), size=size, seconds=seconds, trials=trials, said=_say)
+    trials, ways = None, None
+    if engine != "all":
+        trials = [_trial("pread" if engine == "cufile" else engine, seconds, **setting)]
+        ways = _ways(engine, trials[0])
+    card = (device or "cuda:0") if gpu else ""
+    return bench_path(
+        local_path(place), size=size, seconds=seconds, trials=trials, card=card, ways=ways, said=_say
+    )
+
+
+def _ways(engine: str, trial: Any) -> Any:
+    """On to the card in the same blocks by as many threads, beside copies of such blocks alone."""
+    from stoker.bench.card.onward import Onward
+
+    how = "cufile" if engine == "cufile" else "direct" if trial.cache == "direct" else "warm"
+    return [Onward(how=one, work=trial.work) for one in ("copy", how)]
 
 
 def _trial(
@@ -141,6 +167,28 @@ def _trial(
         seconds=seconds,
     )
     return Trial(work=work, cache="warm" if engine == "mmap" else cache)
+
+
+@command.command()
+@click.option(
+    "--sizes",
+    metavar="SIZES",
+    help="Bytes of a copy: a list with commas, or LEAST-MOST.  [default: 4KiB,64KiB,1MiB,32MiB,256MiB]",
+)
+@click.option("--device", default="cuda", show_default=True, help="Every card, one (cuda:1), or cpu.")
+@_seconds(0.1, "Seconds of each size and direction.")
+@_shown
+def copy(sizes: str | None, device: str, seconds: float) -> Bench:
+    """Host and card: pageable and pinned copies.
+
+    To the card, from it and both at once, by size; from the memory of each NUMA node, and from card to
+    card, where there are several.
+    """
+    from stoker.bench.card.copy import USUAL_SIZES, bench_copy
+    from stoker.bench.collective import parse_sizes
+
+    wanted = parse_sizes(sizes) if sizes else USUAL_SIZES
+    return bench_copy(device=device, sizes=wanted, seconds=seconds, said=_say)
 
 
 @command.command()
@@ -237,10 +285,8 @@ def checkpoint(folder: Path, size: int, saves: int) -> Bench:
 @command.command()
 @click.option(
     "--ranks",
-    type=click.IntRange(2, 64),
-    default=2,
-    show_default=True,
-    help="Ranks to start, where no launcher has.",
+    type=click.IntRange(1, 64),
+    help="Ranks to start, where no launcher has.  [default: one a card, else 2]",
 )
 @click.option(
     "--sizes",
@@ -255,9 +301,12 @@ def checkpoint(folder: Path, size: int, saves: int) -> Bench:
     metavar="OPERATION",
     help="all_reduce, all_gather, reduce_scatter, broadcast or all_to_all; may be repeated.",
 )
+@choice("--backend", among=("auto", "nccl", "gloo"), help="NCCL where there are cards, else gloo.")
 @_seconds(0.2, "Seconds of each operation and size.")
 @_shown
-def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) -> Bench | None:
+def collective(
+    ranks: int | None, sizes: str, only: tuple[str, ...], backend: str, seconds: float
+) -> Bench | None:
     """Collectives, by nccl-tests' definitions.
 
     Among the ranks that torchrun, srun or mpirun started, or alone among ranks on this machine.
@@ -268,9 +317,10 @@ def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) ->
     if unknown := set(only) - set(OPERATIONS):
         raise click.BadParameter(f"there is no operation {min(unknown)}; there are {', '.join(OPERATIONS)}")
     operations, wanted = only or OPERATIONS, parse_sizes(sizes)
+    chosen = "" if backend == "auto" else backend
     if World.from_environ().size > 1:
-        return bench_started(operations=operations, sizes=wanted, seconds=seconds)
-    return bench_here(ranks, operations=operations, sizes=wanted, seconds=seconds)
+        return bench_started(operations=operations, sizes=wanted, seconds=seconds, backend=chosen)
+    return bench_here(ranks or 0, operations=operations, sizes=wanted, seconds=seconds, backend=chosen)
 
 
 @command.command()

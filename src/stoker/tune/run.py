@@ -22,6 +22,7 @@ from stoker.tune.trial import (
     plan_span,
     refusals,
     step_ends,
+    tail,
     window_seconds,
 )  # fmt: skip
 from stoker.watch.command import make_private
@@ -99,19 +100,23 @@ def _first(bench: Bench, *, seconds: float, minutes: float) -> tuple[Seen, Span,
     if span is None:
         told = f"{recording.ended} {failure_of(recording)}"
         hint = f"see {log}; --overwrite allows it" if REFUSAL in told else f"see {log}"
-        raise StokerError(_too_short(recording.ended, failure_of(recording), len(ends)), hint=hint)
+        said = failure_of(recording)
+        if said == "exit 0":
+            said = "the program ended"
+        elif said.removeprefix("exit ").isdecimal():  # no hook was told why: then its last line
+            said = f"{said}: {tail(bench.folder / 'first') or 'it wrote nothing'}"
+        raise StokerError(_too_short(said, len(ends)), hint=hint)
     plain = Trial(
         setting={}, seconds=window_seconds(recording, span), losses=tuple(recording.facts.get("losses") or ())
     )
     return seen, span, plain, start_s
 
 
-def _too_short(ended: str, failure: str, steps: int) -> str:
+def _too_short(said: str, steps: int) -> str:
     """Why there is nothing to compare."""
     if steps:
-        last = failure or ended
-        return f"the program ended after {counted(steps, 'step')} ({last}): ten are the least to compare"
-    return f"no training step was seen: {failure or ended or 'the program did not start'}"
+        return f"the program ended after {counted(steps, 'step')} ({said}): ten are the least to compare"
+    return f"no training step was seen: {said or 'the program did not start'}"
 
 
 def _tuned(

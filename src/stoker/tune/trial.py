@@ -20,6 +20,7 @@ import numpy as np
 from stoker.errors import BadInputError
 from stoker.formats.sizes import counted
 from stoker.recording import Floats, Recording
+from stoker.redact import redact_text
 from stoker.tune.candidates import Setting
 from stoker.watch import runs
 from stoker.watch.command import Options, make_private, watch
@@ -89,7 +90,7 @@ class Bench:
         try:
             return runs.read_recording(folder)
         except BadInputError:
-            return Recording(title="", wall_s=0.0, ended=_tail(folder), ranks=(), gpus=(), hosts=())
+            return Recording(title="", wall_s=0.0, ended=tail(folder), ranks=(), gpus=(), hosts=())
 
     def run(self, setting: Setting, span: Span, *, lost_s: float, usual_s: float, start_s: float) -> Trial:
         """One window of those steps, given up after `lost_s`; unchanged they take `usual_s`."""
@@ -130,7 +131,7 @@ class Bench:
             recording = runs.read_recording(folder)
         except BadInputError:
             return Trial(
-                setting=setting, failure=f"it ended with {code} before its first step: {_tail(folder)}"
+                setting=setting, failure=f"it ended with {code} before its first step: {tail(folder)}"
             )
         seconds = window_seconds(recording, span)
         losses = tuple(recording.facts.get("losses") or ())
@@ -192,13 +193,13 @@ def _failure(recording: Recording, folder: Path, window: StepWindow, code: int) 
         return "interrupted"
     done = len(step_ends(recording))
     said = failure_of(recording) if code else "the program ended"
-    return f"{said} (after {counted(done, 'step')})" if done else f"{said or _tail(folder)}"
+    return f"{said} (after {counted(done, 'step')})" if done else f"{said or tail(folder)}"
 
 
-def _tail(folder: Path) -> str:
-    """The last line that the program wrote."""
+def tail(folder: Path) -> str:
+    """The last line that the program wrote, without secrets."""
     try:
         lines = (folder / "output.log").read_text("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1][:_TEXT] if lines else ""
+    return redact_text(lines[-1])[:_TEXT] if lines else ""

@@ -5,7 +5,7 @@ flipped and normalised for every sample, by two workers that are started anew ea
 memory. JPEGs are decoded by torchvision, or by Pillow; where neither is, blocks of 8 by 8 coefficients are
 transformed back by NumPy, which takes longer.
 
-    python benchmarks/gpu_imagenet.py [--device cpu] [--batch 32] [--side 224] [--width 64] [--epoch 100]
+    python benchmarks/gpu_imagenet.py [--device cpu] [--batch 32] [--side 224] [--width 64] [--epoch 200]
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--epoch", type=int, default=100, help="steps of an epoch")
+    parser.add_argument("--epoch", type=int, default=200, help="steps of an epoch")
     return parser.parse_args(given)
 
 

@@ -57,7 +57,7 @@ def tune(command: Sequence[str], options: Options, *, said: Said = lambda line: 
     bench = Bench(
         command=command, folder=options.folder, environ=options.environ, overwrite=options.overwrite
     )
-    seconds = min(_LONGEST_S, options.minutes * 60 / 12)
+    seconds = min(_LONGEST_S, options.minutes * 60 / 16)
     said(f"a first window of {seconds:.0f} s, unchanged")
     seen, span, plain, start_s = _first(bench, seconds=seconds, minutes=options.minutes)
     said(seen.findings[0].summary if seen.findings else "no verdict: too little was seen")

@@ -175,12 +175,6 @@ def measure_path(given: argparse.Namespace, report: dict, folder: Path) -> None:
     )
     tell(f"path: page cache to card: {report['cached_to_card']['share']:.3f} of pinned copies,",
          f"{statistics.median(report['cached_to_card']['ceilings_gb_s']):.1f} GB/s")  # fmt: skip
-    try:
-        report["cufile_gb_s"] = way("cufile", 8)
-        tell(f"path: cuFile: {report['cufile_gb_s']:.2f} GB/s")
-    except RuntimeError as error:
-        report["cufile"] = str(error)
-        tell(f"path: {error}")
 
 
 def first(device: str) -> str:

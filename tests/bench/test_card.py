@@ -175,3 +175,16 @@ def test_a_card_that_is_not_there_is_said_before_anything_is_measured(tmp_path, 
     with pytest.raises(UsageError, match=r"no card|without CUDA"):
         bench_path(tmp_path, size=8 << 20, trials=[Trial(work=QUICK)], card="cuda:0")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_cufile_that_takes_its_process_down_costs_no_other_figure(tmp_path, monkeypatch):
+    def asked(name, job, **options):
+        if job["trials"][0]["how"] == "cufile":
+            raise StokerError("the measuring process ended with -11: it said nothing", hint="")
+        return ask(name, job, **options)
+
+    monkeypatch.setattr("stoker.bench.card.onward.ask", asked)
+    ways = [Onward(how=how, work=QUICK) for how in ("copy", "direct", "cufile")]
+    found = bench_path(tmp_path, size=8 << 20, trials=[Trial(work=QUICK)], card="cpu", ways=ways)
+    assert len(found.figures) == 4
+    assert any("ended with -11" in note for note in found.notes)

@@ -22,6 +22,7 @@ from stoker.bench.collective import (
     visible_cards,
 )
 from stoker.errors import StokerError, UsageError
+from stoker.machine.plain import Unknown
 from stoker.machine.snapshot import Gpu, GpuStack
 
 TIMED = {"operation": "all_reduce", "bytes": 1 << 20, "seconds": 1e-3, "ranks": 2}
@@ -106,6 +107,12 @@ def test_cards_are_those_that_torch_would_see(monkeypatch, shown, cards):
     monkeypatch.setattr("stoker.bench.collective.read_cards", lambda files, environ: inventory)
     environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
     assert visible_cards(environ) == cards
+
+
+def test_cards_that_neither_nvml_nor_nvidia_smi_tells_of_are_counted_on_the_bus(monkeypatch):
+    inventory = (Unknown(reason="no NVML"), GpuStack(on_bus=1, torch_cuda="12.8"))
+    monkeypatch.setattr("stoker.bench.collective.read_cards", lambda files, environ: inventory)
+    assert visible_cards({}) == 1
 
 
 def test_cards_count_for_nothing_where_torch_was_built_without_cuda(monkeypatch):

@@ -105,14 +105,16 @@ def bench_started(
 def visible_cards(environ: Mapping[str, str]) -> int:
     """Cards that torch would use here, without torch: it takes seconds to load."""
     found, stack = read_cards(Files(), environ)
-    if isinstance(found, Unknown) or stack.torch_cuda is None:
+    if stack.torch_cuda is None:
         return 0
+    on_bus = stack.on_bus if isinstance(stack.on_bus, int) else 0
+    count = on_bus if isinstance(found, Unknown) else len(found)
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
-        return len(found)
+        return count
     names = [name.strip() for name in shown.split(",")]
     until = next((at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
-    return min(until, len(found))
+    return min(until, count)
 
 
 def _needs_torch() -> None:

@@ -349,6 +349,6 @@ def _grouped(notes: Sequence[str]) -> list[str]:
     """A reason once, with how many trials it kept away."""
     reasons: dict[str, int] = {}
     for note in notes:
-        reason = note.rpartition(": ")[2]
+        reason = note.partition(": ")[2]
         reasons[reason] = reasons.get(reason, 0) + 1
     return [f"{counted(count, 'trial')}: {reason}" for reason, count in reasons.items()]

@@ -13,6 +13,7 @@ from typing import Any
 from stoker.bench.card.asking import Said, ask
 from stoker.bench.drive import Driven, Workload
 from stoker.bench.figures import Figure
+from stoker.errors import StokerError
 from stoker.formats.sizes import counted, say_binary, say_size
 from stoker.machine.allowed import usable_cores
 
@@ -69,17 +70,29 @@ def reach_card(
 ) -> Reached:
     """Measure; `storage_bytes_s` is what the storage gives the host at best."""
     fit = [one for one in ways if one.how == "copy" or one.work.block * one.work.threads <= file_bytes]
-    trials = [{"name": one.name, "how": one.how, "work": asdict(one.work)} for one in fit]
-    job = {"device": device, "descriptor": descriptor, "bytes": file_bytes, "trials": trials}
-    seconds = 2 * sum(one.work.seconds for one in fit) + 120.0
-    answer = ask("reading", job, seconds=seconds, said=said, descriptors=[descriptor])
-    driven = {one.pop("name"): _driven(one) for one in answer["found"]}
-    found = [(one, driven[one.name]) for one in fit if one.name in driven]
     few = f"{say_binary(file_bytes)} are too few"
     notes = [f"{one.name}: {few}" for one in ways if one not in fit]
-    notes += [f"{name}: {why}" for name, why in answer["refused"].items()]
+    driven, cufile = dict[str, Driven](), ""
+    # cuFile in a process of its own: what its library makes of a machine must not cost the other figures.
+    for some in ([one for one in fit if one.how != "cufile"], [one for one in fit if one.how == "cufile"]):
+        if not some:
+            continue
+        trials = [{"name": one.name, "how": one.how, "work": asdict(one.work)} for one in some]
+        job = {"device": device, "descriptor": descriptor, "bytes": file_bytes, "trials": trials}
+        seconds = 2 * sum(one.work.seconds for one in some) + 120.0
+        try:
+            answer = ask("reading", job, seconds=seconds, said=said, descriptors=[descriptor])
+        except StokerError as error:
+            if some[0].how != "cufile":
+                raise
+            notes += [f"{one.name}: {error.message}" for one in some]
+            continue
+        driven |= {one.pop("name"): _driven(one) for one in answer["found"]}
+        notes += [f"{name}: {why}" for name, why in answer["refused"].items()]
+        cufile = answer["cufile"]
+    found = [(one, driven[one.name]) for one in fit if one.name in driven]
     return Reached(
-        figures=[_figure(one, took, found, storage_bytes_s, answer["cufile"]) for one, took in found],
+        figures=[_figure(one, took, found, storage_bytes_s, cufile) for one, took in found],
         notes=notes,
         advice=_advice(found),
     )

@@ -6,6 +6,7 @@ other is filled, as a loader does. cuFile reads into the card's memory itself.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -204,7 +205,10 @@ def _reopened(descriptor: int, *, direct: bool) -> int:
     flags = os.O_DIRECT if direct else 0
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | flags)
-    except FileNotFoundError:  # a filesystem that does not open what has no name any more
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise  # no O_DIRECT here
+        # a filesystem that does not open what has no name any more
         again = os.dup(descriptor)
         had = fcntl.fcntl(again, fcntl.F_GETFL)
         fcntl.fcntl(again, fcntl.F_SETFL, had | flags if direct else had & ~os.O_DIRECT)

@@ -120,6 +120,10 @@ def test_without_a_card_memory_is_copied_to_memory():
         ("path . --engine cufile", "add --gpu"),
         ("path . --gpu --write --engine pread", "leave --gpu out"),
         ("path s3://bucket/x --gpu", "leave --gpu out"),
+        ("path . --gpu --engine io_uring", "by pread or cuFile"),
+        ("path . --block 8KiB", "--block is of one trial"),
+        ("path . --random", "--random is of one trial"),
+        ("path . --engine pread --depth 8", "one call on its way"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_with_a_hint(words, said, capsys, tmp_path, monkeypatch):

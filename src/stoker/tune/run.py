@@ -22,12 +22,12 @@ from stoker.tune.trial import (
     plan_span,
     refusals,
     step_ends,
-    tail,
     window_seconds,
 )  # fmt: skip
 from stoker.watch.command import make_private
 from stoker.watch.inject import not_attachable
 from stoker.watch.inside.guard import REFUSAL
+from stoker.watch.said import last_words
 
 _TRIALS = 14  # that should fit into the time: two stages of candidates, and three to five pairs
 _SHORTEST_S, _LONGEST_S = 1.5, 10.0  # of a window: shorter ones are noise, longer ones waste
@@ -104,7 +104,7 @@ def _first(bench: Bench, *, seconds: float, minutes: float) -> tuple[Seen, Span,
         if said == "exit 0":
             said = "the program ended"
         elif said.removeprefix("exit ").isdecimal():  # no hook was told why: then its last line
-            said = f"{said}: {tail(bench.folder / 'first') or 'it wrote nothing'}"
+            said = f"{said}: {last_words(log) or 'it wrote nothing'}"
         raise StokerError(_too_short(said, len(ends)), hint=hint)
     plain = Trial(
         setting={}, seconds=window_seconds(recording, span), losses=tuple(recording.facts.get("losses") or ())

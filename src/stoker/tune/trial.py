@@ -20,13 +20,13 @@ import numpy as np
 from stoker.errors import BadInputError
 from stoker.formats.sizes import counted
 from stoker.recording import KINDS, Floats, Recording
-from stoker.redact import redact_text
 from stoker.tune.candidates import Setting
 from stoker.watch import runs
 from stoker.watch.command import Options, make_private, watch
 from stoker.watch.inside.guard import REFUSED
 from stoker.watch.inside.guard import VARIABLE as OVERWRITE
 from stoker.watch.runs.batches import SETTLE
+from stoker.watch.said import last_words
 from stoker.watch.window import StepWindow, Window
 
 _PATIENCE_S = 30.0  # beyond twice the usual start, in which no step ends
@@ -96,7 +96,9 @@ class Bench:
         try:
             return runs.read_recording(folder)
         except BadInputError:
-            return Recording(title="", wall_s=0.0, ended=tail(folder), ranks=(), gpus=(), hosts=())
+            return Recording(
+                title="", wall_s=0.0, ended=last_words(folder / "output.log"), ranks=(), gpus=(), hosts=()
+            )
 
     def run(self, setting: Setting, span: Span, *, lost_s: float, usual_s: float, start_s: float) -> Trial:
         """One window of those steps, given up after `lost_s`; unchanged they take `usual_s`."""
@@ -139,7 +141,8 @@ class Bench:
             recording = runs.read_recording(folder)
         except BadInputError:
             return Trial(
-                setting=setting, failure=f"it ended with {code} before its first step: {tail(folder)}"
+                setting=setting,
+                failure=f"it ended with {code} before its first step: {last_words(folder / 'output.log')}",
             )
         seconds = measured_seconds(recording, span)
         losses = tuple(recording.facts.get("losses") or ())
@@ -229,13 +232,6 @@ def _failure(recording: Recording, folder: Path, window: StepWindow, code: int) 
         return "interrupted"
     done = len(step_ends(recording))
     said = failure_of(recording) if code else "the program ended"
-    return f"{said} (after {counted(done, 'step')})" if done else f"{said or tail(folder)}"
-
-
-def tail(folder: Path) -> str:
-    """The last line that the program wrote, without secrets."""
-    try:
-        lines = (folder / "output.log").read_text("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return ""
-    return redact_text(lines[-1])[:_TEXT] if lines else ""
+    return (
+        f"{said} (after {counted(done, 'step')})" if done else f"{said or last_words(folder / 'output.log')}"
+    )

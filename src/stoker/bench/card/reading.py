@@ -72,12 +72,12 @@ class Stages:
 
 
 class Reader:
-    """One thread's share of a file."""
+    """One thread's blocks, dealt out in turn: all threads together go through the file as a loader does."""
 
     def __init__(
         self, number: int, blocks: int, work: Workload, stages: Stages, read: Callable[..., int]
     ) -> None:
-        self._first, self._blocks, self._work = number * blocks * work.block, blocks, work
+        self._number, self._blocks, self._work = number, blocks, work
         self._seed, self._stages, self._read = _SEED + number * 7919, stages, read
         self.latencies: Counter[int] = Counter()
         self.began, self.ended = 0.0, 0.0
@@ -99,7 +99,8 @@ class Reader:
         for block in block_order(self._work, self._blocks, self._seed):
             if self.latencies and begun >= deadline:
                 break
-            if self._read(self._stages, self._first + block * self._work.block) != self._work.block:
+            place = (block * self._work.threads + self._number) * self._work.block
+            if self._read(self._stages, place) != self._work.block:
                 raise OSError(5, "a part of a block")
             ended = time.monotonic_ns()
             self.latencies[bucket_of(ended - begun)] += 1

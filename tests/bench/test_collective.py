@@ -19,8 +19,13 @@ from stoker.bench.collective import (
     read_answer,
     report,
     usual_sizes,
+    visible_cards,
 )
 from stoker.errors import StokerError, UsageError
+from stoker.machine.plain import Unknown
+from stoker.machine.snapshot import Gpu, GpuStack
+
+TIMED = {"operation": "all_reduce", "bytes": 1 << 20, "seconds": 1e-3, "ranks": 2}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +73,52 @@ def test_the_advice_names_the_size_at_which_bandwidth_begins():
 
 
 def test_what_a_backend_lacks_is_said():
-    said = {"timed": [], "backend": "gloo", "transport": "TCP", "refused": ["all_to_all: not supported"]}
+    said = {"timed": [TIMED], "backend": "gloo", "transport": "TCP", "refused": ["all_to_all: not supported"]}
     assert read_answer(json.dumps(said)).notes == ["all_to_all: not supported"]
+
+
+def test_where_no_operation_works_there_is_no_empty_table():
+    said = {"timed": [], "backend": "nccl", "transport": "", "refused": ["all_reduce: unhandled cuda error"]}
+    with pytest.raises(StokerError, match="unhandled cuda error"):
+        read_answer(json.dumps(said))
+
+
+def test_one_rank_says_that_it_has_no_link():
+    said = {"timed": [{**TIMED, "ranks": 1}], "backend": "nccl", "transport": "nothing", "refused": []}
+    found = read_answer(json.dumps(said))
+    assert "no link" in found.notes[0] or "a link" in found.notes[0]
+    assert found.figures[0].value == 0
+    assert found.figures[0].beside["algorithm_bytes_s"] > 0
+
+
+def test_more_ranks_than_cards_are_refused_before_they_start(monkeypatch):
+    monkeypatch.setattr("stoker.bench.collective.visible_cards", lambda environ: 1)
+    with pytest.raises(UsageError, match="2 ranks and 1 card") as refused:
+        bench_here(2, operations=["all_reduce"], sizes=[64], seconds=0.01)
+    assert "--ranks 1" in refused.value.hint
+    assert "--backend gloo" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("shown", "cards"), [(None, 8), ("0,1", 2), ("", 0), ("-1", 0), ("0,1,-1,2", 2), ("GPU-1a,GPU-2b", 2)]
+)
+def test_cards_are_those_that_torch_would_see(monkeypatch, shown, cards):
+    inventory = (tuple(Gpu(index=number) for number in range(8)), GpuStack(on_bus=8, torch_cuda="12.8"))
+    monkeypatch.setattr("stoker.bench.collective.read_cards", lambda files, environ: inventory)
+    environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    assert visible_cards(environ) == cards
+
+
+def test_cards_that_neither_nvml_nor_nvidia_smi_tells_of_are_counted_on_the_bus(monkeypatch):
+    inventory = (Unknown(reason="no NVML"), GpuStack(on_bus=1, torch_cuda="12.8"))
+    monkeypatch.setattr("stoker.bench.collective.read_cards", lambda files, environ: inventory)
+    assert visible_cards({}) == 1
+
+
+def test_cards_count_for_nothing_where_torch_was_built_without_cuda(monkeypatch):
+    inventory = ((Gpu(index=0),), GpuStack(on_bus=1, torch_cuda=None))
+    monkeypatch.setattr("stoker.bench.collective.read_cards", lambda files, environ: inventory)
+    assert visible_cards({}) == 0
 
 
 @pytest.mark.integration
@@ -114,3 +163,31 @@ def test_a_rank_that_fails_is_an_error_with_its_word(monkeypatch):
     monkeypatch.setattr("stoker.bench.collective.OWN_INTERFACE", "nowhere0")
     with pytest.raises(StokerError, match="a rank ended with"):
         bench_here(2, operations=["all_reduce"], sizes=[64], seconds=0.01)
+
+
+# What torch 2.11 and NCCL 2.28 say of two ranks on one card, shortened.
+DUPLICATE = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, NCCL version 2.28.9
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000"""
+SYSTEM = DUPLICATE.replace(
+    "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000", "socketPollConnect failed"
+)
+LOG = """node:71:71 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>
+node:71:93 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+node:71:93 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
+node:71:93 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [receive] via NET/IB/0/GDRDMA
+"""
+
+
+def test_the_line_of_an_nccl_error_that_says_something_is_told():
+    rank = pytest.importorskip("stoker.bench.collective_rank")
+    assert "same card" in rank.why(DUPLICATE)
+    assert rank.why(SYSTEM) == "socketPollConnect failed"
+    assert rank.why("Connection refused\n  at tcp.cc:1") == "Connection refused"
+
+
+def test_the_transport_is_what_nccl_s_channels_say():
+    rank = pytest.importorskip("stoker.bench.collective_rank")
+    assert rank.transports(LOG) == "P2P/CUMEM, NET/IB/0/GDRDMA"
+    assert "NCCL_DEBUG" in rank.transports("")

@@ -35,9 +35,22 @@ def planned(what: Seen, *, numerics: bool = False, best: Setting | None = None) 
     return {stage.name: stage for stage in stages if stage}
 
 
-def test_a_starving_loop_gets_workers_by_its_cores() -> None:
-    counts = [one["num_workers"] for one in planned(seen())["workers"].settings]
-    assert counts == [8, 16, 4]
+@pytest.mark.parametrize(
+    ("workers", "wait", "counts"),
+    [
+        (0, 0.5, [2, 16, 8]),  # the loop makes its batches in half of the time: one worker is just enough
+        (2, 0.75, [9, 16, 8]),
+        (2, 0.9, [16, 8, 4]),  # 22 would be, and cores are 16
+        (4, 0.2, [6, 16, 8]),
+        (16, 0.5, [8, 4]),
+        (0, 1.0, [16, 8, 4]),
+    ],
+)
+def test_a_starving_loop_gets_workers_by_its_wait_and_its_cores(
+    workers: int, wait: float, counts: list[int]
+) -> None:
+    what = seen(settings={"num_workers": workers}, wait=wait)
+    assert [one["num_workers"] for one in planned(what)["workers"].settings] == counts
 
 
 @pytest.mark.parametrize("kind", ["launch_bound", "healthy", "checkpoint_stall"])

@@ -147,3 +147,11 @@ def test_an_option_of_the_program_that_the_edit_replaces_is_said(tmp_path: Path)
     edit = edit_for(site(path, 1), SETTING)
     assert edit
     assert edit.replaced == ("num_workers=args.n",)
+
+
+def test_a_file_with_the_line_ends_of_windows_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(b"loader = DataLoader(\r\n    ds,\r\n    batch_size=8,\r\n)\r\n")
+    edit = edit_for({"file": str(path), "line": 1, "text": "", "through": []}, {"num_workers": 4})
+    assert edit is not None
+    assert edit.after.count(b"\n") == edit.after.count(b"\r\n") == 5

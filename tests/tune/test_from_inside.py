@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stoker.tune.trial import Bench, Span
 from stoker.watch.command import Options, watch
 from stoker.watch.inside.guard import is_passing
-from stoker.watch.inside.knobs import Knobs
+from stoker.watch.inside.knobs import Knobs, queued
 from stoker.watch.runs import read_recording
 
 pytestmark = pytest.mark.integration
@@ -151,3 +155,51 @@ def test_a_file_that_is_none_of_tune_s_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BadInputError) as refused:
             Knobs.read(tmp_path / "x.json")
         assert refused.value.hint
+
+
+# Two workers make ten batches a second, and while the program starts they have made sixteen that lie ready.
+AHEAD = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, number):
+        time.sleep(0.2)
+        return torch.ones(2)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, rows in enumerate(DataLoader(Slow(), batch_size=1, num_workers=2, prefetch_factor=8)):
+    if number < 2:
+        time.sleep(1.0)
+    model(rows).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_a_trial_measures_what_workers_make_and_not_what_lay_ready(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(AHEAD)
+    bench = Bench(command=[sys.executable, str(tmp_path / "train.py")], folder=tmp_path / "trials")
+    span = Span(settle=5, last=13, empty_at=4)
+    told = bench.run({}, span, lost_s=math.inf, usual_s=1.0, start_s=2.0)
+    assert (
+        told.seconds >= 0.55
+    )  # eight batches of two workers; seven of them cannot come sooner than in 0.6 s
+    flattered = bench.run({}, replace(span, empty_at=0), lost_s=math.inf, usual_s=1.0, start_s=2.0)
+    assert flattered.seconds < math.inf
+
+
+@pytest.mark.parametrize(
+    ("left", "workers", "trains", "ready"),
+    [(100, 4, True, 8), (15, 4, True, 0), (100, 0, True, 0), (100, 4, False, 0)],
+)
+def test_queues_are_emptied_only_where_an_epoch_has_enough_left(left, workers, trains, ready) -> None:
+    torch = pytest.importorskip("torch")
+    made = SimpleNamespace(
+        _num_workers=workers,
+        _prefetch_factor=2 if workers else None,
+        _num_yielded=5,
+        _index_sampler=range(left + 5),
+    )
+    with torch.set_grad_enabled(trains):
+        assert queued(made) == ready
+    endless = SimpleNamespace(_num_workers=4, _prefetch_factor=2, _num_yielded=5, _index_sampler=iter(()))
+    assert queued(endless) == 0

@@ -110,7 +110,7 @@ def test_a_gain_that_there_was_no_time_to_prove_is_not_called_nothing() -> None:
         return Trial(setting=setting, seconds=seconds(setting), losses=(1.0,), took_s=0.0)
 
     search = Search(run, SEEN, until=math.inf, each_s=1.0, numerics=False)
-    search._has_time = lambda *, trials: not search_over[0]  # type: ignore[method-assign]
+    search._has_time = lambda **kept: not search_over[0]  # type: ignore[method-assign]
     found = search.search(plain=run({}, math.inf))
     assert not found.best
     assert found.gain

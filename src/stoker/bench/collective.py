@@ -14,13 +14,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from stoker.bench.figures import Bench, Figure
-from stoker.errors import StokerError, UsageError, require
+from stoker.errors import MissingPackageError, StokerError, UsageError, pip_line
 from stoker.formats.sizes import counted, parse_size, say_binary, say_size
+from stoker.machine.cards import read_cards
+from stoker.machine.files import Files
+from stoker.machine.plain import Unknown
 from stoker.processes import undisturbed
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -64,10 +68,20 @@ def usual_sizes(least: int = 8, most: int = 64 << 20) -> list[int]:
     return [*sizes, most]
 
 
-def bench_here(ranks: int, *, operations: Sequence[str], sizes: Sequence[int], seconds: float) -> Bench:
-    """Start ranks on this machine, one a card or on the CPU, and measure among them."""
-    require("torch", extra="torch")
-    words = [",".join(operations), ",".join(map(str, sizes)), str(seconds)]
+def bench_here(
+    ranks: int, *, operations: Sequence[str], sizes: Sequence[int], seconds: float, backend: str = ""
+) -> Bench:
+    """Start ranks on this machine, one a card or on the CPU, and measure among them. Of 0 ranks as many as
+    there are cards, else two."""
+    _needs_torch()
+    cards = 0 if backend == "gloo" else visible_cards(os.environ)
+    if ranks > cards > 0:
+        raise UsageError(
+            f"{counted(ranks, 'rank')} and {counted(cards, 'card')}: NCCL wants a card for each rank",
+            hint=f"--ranks {cards}, or --backend gloo for ranks on the CPU",
+        )
+    ranks = ranks or cards or 2
+    words = [",".join(operations), ",".join(map(str, sizes)), str(seconds), backend]
     with ExitStack() as stack:
         with undisturbed():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-bench-"))
@@ -76,14 +90,37 @@ def bench_here(ranks: int, *, operations: Sequence[str], sizes: Sequence[int], s
     return read_answer(said[0])
 
 
-def bench_started(*, operations: Sequence[str], sizes: Sequence[int], seconds: float) -> Bench | None:
+def bench_started(
+    *, operations: Sequence[str], sizes: Sequence[int], seconds: float, backend: str = ""
+) -> Bench | None:
     """Measure among the ranks that a launcher started, of which this is one; the first has the answer."""
-    require("torch", extra="torch")
-    words = [",".join(operations), ",".join(map(str, sizes)), str(seconds)]
+    _needs_torch()
+    words = [",".join(operations), ",".join(map(str, sizes)), str(seconds), backend]
     done = subprocess.run(_rank(words), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise StokerError(f"this rank ended with {done.returncode}", hint="see what it said above")
     return read_answer(done.stdout) if done.stdout.strip() else None
+
+
+def visible_cards(environ: Mapping[str, str]) -> int:
+    """Cards that torch would use here, without torch: it takes seconds to load."""
+    found, stack = read_cards(Files(), environ)
+    if stack.torch_cuda is None:
+        return 0
+    on_bus = stack.on_bus if isinstance(stack.on_bus, int) else 0
+    count = on_bus if isinstance(found, Unknown) else len(found)
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return count
+    names = [name.strip() for name in shown.split(",")]
+    until = next((at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
+    return min(until, count)
+
+
+def _needs_torch() -> None:
+    """The ranks load it, this command does not."""
+    if find_spec("torch") is None:
+        raise MissingPackageError("torch is not installed", hint=pip_line("torch", extra="torch"))
 
 
 def _rank(words: Sequence[str]) -> list[str]:
@@ -127,10 +164,14 @@ def _answer(process: subprocess.Popen[str]) -> str:
         ) from None
     if process.returncode:
         last = (complained.strip().splitlines() or ["no word"])[-1]
-        raise StokerError(
-            f"a rank ended with {process.returncode}: {last}", hint="run it alone under torchrun"
-        )
+        raise StokerError(f"a rank ended with {process.returncode}: {last}", hint=_hint(last))
     return said
+
+
+def _hint(last: str) -> str:
+    if "NCCL wants" in last:
+        return "as many --ranks as cards, or --backend gloo for ranks on the CPU"
+    return "run it alone under torchrun"
 
 
 def read_answer(said: str) -> Bench:
@@ -150,7 +191,14 @@ def report(timed: Sequence[Timed], *, backend: str, transport: str, refused: Seq
         )
         for one in timed
     ]
-    ranks = timed[0].ranks if timed else 0
+    if not timed:
+        raise StokerError(
+            f"no operation could be measured: {'; '.join(refused)}",
+            hint="try fewer --ranks, or --backend gloo",
+        )
+    ranks = timed[0].ranks
+    if ranks == 1:
+        refused = [*refused, "a link: one rank has none, so its bus bandwidth is 0 by definition"]
     return Bench(
         verb="collective",
         of=f"{counted(ranks, 'rank')}, {backend} over {transport}; bus bandwidth by nccl-tests' definition",
@@ -166,6 +214,8 @@ def _advice(timed: Sequence[Timed]) -> list[str]:
     if len(reduces) < 2:
         return []
     best = max(one.bus_bytes_s for one in reduces)
+    if not best:  # one rank
+        return [f"to ask for an all-reduce costs {reduces[0].seconds * 1e6:,.0f} µs, whatever the link"]
     knee = min((one for one in reduces if one.bus_bytes_s >= best / 2), key=lambda one: one.bytes)
     return [
         f"an all-reduce reaches half of its best bandwidth at {say_binary(knee.bytes)}: smaller ones cost "

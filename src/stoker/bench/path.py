@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stoker.bench.card.asking import check_device
+from stoker.bench.card.onward import Onward, Reached, reach_card, usual_ways
 from stoker.bench.drive import Driven, Workload, drive
 from stoker.bench.figures import Bench, Figure
 from stoker.errors import StorageError, UsageError
@@ -76,9 +78,14 @@ def bench_path(
     size: int = 1 << 30,
     seconds: float = 0.4,
     trials: Sequence[Trial] | None = None,
+    card: str = "",
+    ways: Sequence[Onward] | None = None,
     said: Callable[[str, int, int], None] = lambda name, done, of: None,
 ) -> Bench:
-    """Measure a folder with a file of our own, or one of the user's files by reading it."""
+    """Measure a folder with a file of our own, or one of the user's files by reading it; and with a `card`
+    (`cuda:0`) on to it."""
+    if card:
+        check_device(card)
     with _opened(path, size) as (descriptor, file_bytes, reads_only):
         usual = usual_trials(seconds=seconds, most_threads=4 * usable_cores(), reads_only=reads_only)
         _check(trials or usual[:1], file_bytes, reads_only=reads_only)
@@ -98,15 +105,26 @@ def bench_path(
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM):
                     raise
                 notes.append(f"{trial.name}: {_refusal(error, trial)}")
+        past_cache = [driven.bytes_s for trial, driven in found if trial.cache == "direct"]
+        reached = Reached()
+        if card:
+            reached = reach_card(
+                descriptor,
+                file_bytes,
+                device=card,
+                ways=usual_ways(seconds) if ways is None else ways,
+                storage_bytes_s=max(past_cache, default=0.0),
+                said=said,
+            )
     best = knee([(trial, driven) for trial, driven in found if _is_stream(trial)])
     figures += [_figure(trial, driven, found) for trial, driven in found]
     return Bench(
         verb="path",
         of=f"{path}, {say_binary(file_bytes)}",
-        figures=figures,
-        advice=[] if trials else _advice(best),  # one setting has no knee
+        figures=figures + reached.figures,
+        advice=([] if trials else _advice(best)) + reached.advice,  # one setting has no knee
         measured={"nvme_rate": best[1].bytes_s} if best else {},
-        notes=_grouped(notes),
+        notes=_grouped(notes + reached.notes),
     )
 
 
@@ -309,8 +327,9 @@ def _advice(best: tuple[Trial, Driven] | None) -> list[str]:
         return []
     work = best[0].work
     at_once = work.threads * work.depth
+    give = "at once gives" if at_once == 1 else "at once give"
     return [
-        f"{counted(at_once, 'read')} of {say_binary(work.block)} at once give {say_size(best[1].bytes_s)}/s: "
+        f"{counted(at_once, 'read')} of {say_binary(work.block)} {give} {say_size(best[1].bytes_s)}/s: "
         f"more in flight or larger blocks gain less than {1 - _ENOUGH:.0%}",
         f"stoker.feed(readers={at_once}, chunk_bytes={work.block}) starts there; left out, "
         "they are tuned while it runs",
@@ -330,6 +349,6 @@ def _grouped(notes: Sequence[str]) -> list[str]:
     """A reason once, with how many trials it kept away."""
     reasons: dict[str, int] = {}
     for note in notes:
-        reason = note.rpartition(": ")[2]
+        reason = note.partition(": ")[2]
         reasons[reason] = reasons.get(reason, 0) + 1
     return [f"{counted(count, 'trial')}: {reason}" for reason, count in reasons.items()]

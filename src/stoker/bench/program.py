@@ -17,14 +17,12 @@ from typing import Any
 
 from stoker.errors import BadInputError, StokerError, UsageError
 from stoker.recording import Recording
-from stoker.redact import redact_text
 from stoker.watch import runs
 from stoker.watch.command import Options, make_private, watch
 from stoker.watch.inject import not_attachable
 from stoker.watch.inside.guard import REFUSED
+from stoker.watch.said import last_words
 from stoker.watch.window import Window, end_all
-
-_TEXT = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,18 +82,13 @@ class Program:
         if recording.ended.startswith("exit ") and recording.ended != "exit 0" and not _steps(recording):
             said = self.tail(name) or "it wrote nothing"
             raise StokerError(
-                f"the program failed before its first step ({recording.ended}): {said}",
+                f"the program failed before its first step ({recording.ended.partition(':')[0]}): {said}",
                 hint="let it run by itself first",
             )
         return recording
 
     def tail(self, name: str) -> str:
-        """The last line that it wrote, without secrets."""
-        try:
-            lines = (self.folder / name / "output.log").read_text("utf-8", "replace").strip().splitlines()
-        except OSError:
-            return ""
-        return redact_text(lines[-1])[:_TEXT] if lines else ""
+        return last_words(self.folder / name / "output.log")
 
 
 def _steps(recording: Recording) -> int:

@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from stoker.cli.groups import Group
-from stoker.cli.values import choice, existing, given_path, json_option, size
+from stoker.cli.measuring import say, seconds_option, shown, size_option
+from stoker.cli.values import choice, existing, given_path, size
 from stoker.errors import UsageError
-from stoker.storage import is_local, local_path, named_errors
+from stoker.storage import is_local, local_path
 
 if TYPE_CHECKING:
     from stoker.bench.figures import Bench
 
 
-def _shown(measure: Callable[..., Bench | None]) -> Callable[..., None]:
-    """A command that measures, with the surfaces that its figures go to."""
-
-    @wraps(measure)
-    def run(*, html: Path | None, as_json: bool, no_history: bool, **given: Any) -> None:
-        with _terminable():
-            found = measure(**given)
-        if found is not None:  # rank 0's, where there are several
-            _show(found, html=html, as_json=as_json, no_history=no_history)
-
-    command: Callable[..., None] = json_option(run)
-    command = click.option("--no-history", is_flag=True, help="Do not record it for `stoker history`.")(
-        command
-    )
-    page = click.option("--html", type=given_path(dir_okay=False), metavar="FILE", help="Write a page.")
-    return page(command)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, as timeout and a scheduler send it, ends a measurement as Ctrl-C does: its files go."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = (
-        signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
-    )
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _seconds(default: float, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option(
-        "--seconds", type=click.FloatRange(0.01, 600), default=default, show_default=True, help=help
-    )
-
-
-def _size(default: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option("--size", type=size, default=default, show_default=True, metavar="BYTES", help=help)
-
-
 @click.group(cls=Group)
 def command() -> None:
-    """Measure a machine: storage, loader, collectives, checkpoints.
+    """Measure a machine: storage, cards, loader, collectives, checkpoints.
 
     Every figure comes with what limits it, and goes to the history (`stoker history`). Else nothing is
     written but to the folder that is named, in files that are gone afterwards, also after Ctrl-C. Exit
@@ -80,9 +30,13 @@ def command() -> None:
 
 @command.command()
 @click.argument("place", metavar="DIR|FILE|URL", type=existing)
-@_size("1GiB", "Bytes of the file that is written to a folder.")
-@_seconds(0.4, "Seconds of each trial.")
-@choice("--engine", among=("all", "pread", "mmap", "io_uring"), help="Measure one engine only, as set below.")
+@size_option("1GiB", "Bytes of the file that is written to a folder.")
+@seconds_option(0.4, "Seconds of each trial.")
+@choice(
+    "--engine",
+    among=("all", "pread", "mmap", "io_uring", "cufile"),
+    help="Measure one engine only, as set below.",
+)
 @choice("--cache", among=("direct", "cold", "warm"), help="Past the page cache, through it, or out of it.")
 @click.option(
     "--block", type=size, default="1MiB", show_default=True, metavar="BYTES", help="Bytes of a call."
@@ -97,21 +51,63 @@ def command() -> None:
 )
 @click.option("--random", "is_random", is_flag=True, help="Blocks in a drawn order.")
 @click.option("--write", "writes", is_flag=True, help="Write instead of read.")
-@_shown
-def path(place: str, size: int, seconds: float, engine: str, **setting: Any) -> Bench:
-    """Storage to host, by engine, block and threads.
+@click.option("--gpu", is_flag=True, help="And on to a card: through the host, and by cuFile.")
+@click.option("--device", metavar="DEVICE", help="Of --gpu.  [default: cuda:0]")
+@shown
+def path(
+    place: str, size: int, seconds: float, engine: str, gpu: bool, device: str | None, **setting: Any
+) -> Bench:
+    """Storage to host, by engine, block and threads; with --gpu on to a card.
 
     A folder gets a file without a name; a FILE and a URL are only read. Without --engine a table of usual
     trials; with it one trial of the block, threads and order that are given, as fio would run it.
     """
+    if (device or engine == "cufile") and not gpu:
+        raise UsageError(f"{'--device' if device else 'cuFile'} is of a card", hint="add --gpu")
+    if gpu and (not is_local(place) or setting["writes"] or engine in ("mmap", "io_uring")):
+        raise UsageError(
+            "only what is read from a disk, by pread or cuFile, is brought on to a card",
+            hint="leave --gpu out",
+        )
     if not is_local(place):
         from stoker.bench.objects import bench_objects
 
-        return bench_objects(place, seconds=max(seconds, 0.1), said=_say)
+        return bench_objects(place, seconds=max(seconds, 0.1), said=say)
     from stoker.bench.path import bench_path
 
-    trials = [_trial(engine, seconds, **setting)] if engine != "all" else None
-    return bench_path(local_path(place), size=size, seconds=seconds, trials=trials, said=_say)
+    _check_setting(engine, setting)
+    trials, ways = None, None
+    if engine != "all":
+        trials = [_trial("pread" if engine == "cufile" else engine, seconds, **setting)]
+        ways = _ways(engine, trials[0])
+    card = (device or "cuda:0") if gpu else ""
+    return bench_path(
+        local_path(place), size=size, seconds=seconds, trials=trials, card=card, ways=ways, said=say
+    )
+
+
+def _check_setting(engine: str, setting: dict[str, Any]) -> None:
+    """A setting that would not be heeded is told: whoever gave it reads the figure as if it had been."""
+    given = click.get_current_context().get_parameter_source
+    names = {"is_random": "--random", "writes": "--write"}
+    told = [names.get(name, f"--{name}") for name in setting if given(name) is ParameterSource.COMMANDLINE]
+    if engine == "all" and told:
+        raise UsageError(
+            f"{told[0]} is of one trial, and the usual table sets its own", hint="add --engine pread"
+        )
+    if engine != "io_uring" and setting["depth"] > 1:
+        raise UsageError(
+            f"{engine} has one call on its way in each thread",
+            hint="--threads, or --depth with --engine io_uring",
+        )
+
+
+def _ways(engine: str, trial: Any) -> Any:
+    """On to the card in the same blocks by as many threads, beside copies of such blocks alone."""
+    from stoker.bench.card.onward import Onward
+
+    how = "cufile" if engine == "cufile" else "direct" if trial.cache == "direct" else "warm"
+    return [Onward(how=one, work=trial.work) for one in ("copy", how)]
 
 
 def _trial(
@@ -144,10 +140,32 @@ def _trial(
 
 
 @command.command()
+@click.option(
+    "--sizes",
+    metavar="SIZES",
+    help="Bytes of a copy: a list with commas, or LEAST-MOST.  [default: 4KiB,64KiB,1MiB,32MiB,256MiB]",
+)
+@click.option("--device", default="cuda", show_default=True, help="Every card, one (cuda:1), or cpu.")
+@seconds_option(0.1, "Seconds of each size and direction.")
+@shown
+def copy(sizes: str | None, device: str, seconds: float) -> Bench:
+    """Host and card: pageable and pinned copies.
+
+    To the card, from it and both at once, by size; from the memory of each NUMA node, and from card to
+    card, where there are several.
+    """
+    from stoker.bench.card.copy import USUAL_SIZES, bench_copy
+    from stoker.bench.collective import parse_sizes
+
+    wanted = parse_sizes(sizes) if sizes else USUAL_SIZES
+    return bench_copy(device=device, sizes=wanted, seconds=seconds, said=say)
+
+
+@command.command()
 @click.argument("what", metavar="DATASET | -- COMMAND", nargs=-1, required=True)
 @click.option("--batch-size", type=click.IntRange(1), help="Samples of a batch, of a DATASET.  [default: 8]")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a sample, of a DATASET.  [default: 2048]")
-@_seconds(3.0, "Seconds of each way to load.")
+@seconds_option(3.0, "Seconds of each way to load.")
 @click.option("--batches", type=click.IntRange(0), default=0, help="Stop after so many batches.")
 @click.option(
     "--step",
@@ -158,7 +176,7 @@ def _trial(
     help="What a training step takes: do batches come in time? Of a COMMAND it is measured.",
 )
 @choice("--workers", among=("all", "thread", "inline", "process"), help="Who makes batches, of a DATASET.")
-@_shown
+@shown
 def loader(
     what: tuple[str, ...],
     batch_size: int | None,
@@ -185,7 +203,7 @@ def loader(
             raise UsageError(
                 "--batch-size, --seq-len and --workers are of a dataset", hint="a program has its own"
             )
-        return bench_own_loader(what, seconds=seconds, most_batches=batches, step_s=step_s, said=_say)
+        return bench_own_loader(what, seconds=seconds, most_batches=batches, step_s=step_s, said=say)
     from stoker.bench.loader import bench_loader
     from stoker.manifest import read_manifest
 
@@ -194,7 +212,7 @@ def loader(
     options = {"batch_size": batch_size or 8, **({"seq_len": seq_len or 2048} if is_tokens else {})}
     ways = ("thread", "inline") if workers == "all" else (workers,)
     return bench_loader(
-        dataset, options=options, ways=ways, seconds=seconds, most_batches=batches, step_s=step_s, said=_say
+        dataset, options=options, ways=ways, seconds=seconds, most_batches=batches, step_s=step_s, said=say
     )
 
 
@@ -205,9 +223,9 @@ def _is_command(what: tuple[str, ...]) -> bool:
 
 
 @command.command()
-@_seconds(5.0, "Seconds of each window.")
+@seconds_option(5.0, "Seconds of each window.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@_shown
+@shown
 def scaling(command: tuple[str, ...], seconds: float) -> Bench:
     """COMMAND on 1 to N ranks of this node, and what scaling costs.
 
@@ -219,28 +237,26 @@ def scaling(command: tuple[str, ...], seconds: float) -> Bench:
     """
     from stoker.bench.scaling import bench_scaling
 
-    return bench_scaling(command, seconds=seconds, said=_say)
+    return bench_scaling(command, seconds=seconds, said=say)
 
 
 @command.command()
 @click.argument("folder", type=given_path(exists=True, file_okay=False))
-@_size("1GiB", "Bytes of the state that is saved.")
+@size_option("1GiB", "Bytes of the state that is saved.")
 @click.option("--saves", type=click.IntRange(1, 100), default=3, show_default=True, help="Saves to measure.")
-@_shown
+@shown
 def checkpoint(folder: Path, size: int, saves: int) -> Bench:
     """Saves in FOLDER: stall, until durable, restore."""
     from stoker.bench.checkpoint import bench_checkpoint
 
-    return bench_checkpoint(folder, size=size, saves=saves, said=_say)
+    return bench_checkpoint(folder, size=size, saves=saves, said=say)
 
 
 @command.command()
 @click.option(
     "--ranks",
-    type=click.IntRange(2, 64),
-    default=2,
-    show_default=True,
-    help="Ranks to start, where no launcher has.",
+    type=click.IntRange(1, 64),
+    help="Ranks to start, where no launcher has.  [default: one a card, else 2]",
 )
 @click.option(
     "--sizes",
@@ -255,9 +271,12 @@ def checkpoint(folder: Path, size: int, saves: int) -> Bench:
     metavar="OPERATION",
     help="all_reduce, all_gather, reduce_scatter, broadcast or all_to_all; may be repeated.",
 )
-@_seconds(0.2, "Seconds of each operation and size.")
-@_shown
-def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) -> Bench | None:
+@choice("--backend", among=("auto", "nccl", "gloo"), help="NCCL where there are cards, else gloo.")
+@seconds_option(0.2, "Seconds of each operation and size.")
+@shown
+def collective(
+    ranks: int | None, sizes: str, only: tuple[str, ...], backend: str, seconds: float
+) -> Bench | None:
     """Collectives, by nccl-tests' definitions.
 
     Among the ranks that torchrun, srun or mpirun started, or alone among ranks on this machine.
@@ -268,9 +287,10 @@ def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) ->
     if unknown := set(only) - set(OPERATIONS):
         raise click.BadParameter(f"there is no operation {min(unknown)}; there are {', '.join(OPERATIONS)}")
     operations, wanted = only or OPERATIONS, parse_sizes(sizes)
+    chosen = "" if backend == "auto" else backend
     if World.from_environ().size > 1:
-        return bench_started(operations=operations, sizes=wanted, seconds=seconds)
-    return bench_here(ranks, operations=operations, sizes=wanted, seconds=seconds)
+        return bench_started(operations=operations, sizes=wanted, seconds=seconds, backend=chosen)
+    return bench_here(ranks or 0, operations=operations, sizes=wanted, seconds=seconds, backend=chosen)
 
 
 @command.command()
@@ -287,9 +307,9 @@ def collective(ranks: int, sizes: str, only: tuple[str, ...], seconds: float) ->
 @click.option(
     "--most", type=click.IntRange(1, 1024), default=64, show_default=True, help="Cards to try at most."
 )
-@_size("2GiB", "Bytes of samples that are written to the folder.")
-@_seconds(5.0, "Seconds of each number of cards.")
-@_shown
+@size_option("2GiB", "Bytes of samples that are written to the folder.")
+@seconds_option(5.0, "Seconds of each number of cards.")
+@shown
 def accelerators(
     folder: Path, profile: str, cards: int | None, most: int, size: int, seconds: float
 ) -> Bench:
@@ -300,45 +320,5 @@ def accelerators(
     from stoker.bench.accelerators import bench_accelerators
 
     return bench_accelerators(
-        folder, profile, cards=cards or 0, most=most, size=size, seconds=seconds, said=_say
+        folder, profile, cards=cards or 0, most=most, size=size, seconds=seconds, said=say
     )
-
-
-def _say(name: str, done: int, of: int) -> None:
-    """Progress on stderr: a line that is overwritten on a terminal, nothing in a log of seconds."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{f'{done}/{of} ' if of else ''}{name}", err=True, nl=False)
-
-
-def _show(found: Bench, *, html: Path | None, as_json: bool, no_history: bool) -> None:
-    from stoker.bench.figures import as_lines
-
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", err=True, nl=False)
-    if not no_history:
-        _record(found)  # first: what took minutes is not lost with a reader or a page
-    click.echo(json.dumps(found.as_plain(), indent=1) if as_json else "\n".join(as_lines(found)))
-    if html:
-        from stoker.report.measured import measured_page
-
-        with named_errors("write", html):
-            html.write_text(measured_page(found), "utf-8")
-    if not found.passed:
-        raise click.exceptions.Exit(1)
-
-
-def _record(found: Bench) -> None:
-    """Into the history; that this failed is said, and is nobody's exit code."""
-    from stoker.history.figures import HIGHER, LOWER, Figure
-    from stoker.history.record import record
-
-    better = {"more": HIGHER, "less": LOWER}
-    units = {"share": "ratio", "count": ""}  # the history's words
-    measured = [
-        (one.name, one.value, units.get(one.unit, one.unit), better[one.better]) for one in found.figures
-    ]
-    figures = [Figure(name=name, value=value, unit=unit, better=way) for name, value, unit, way in measured]
-    try:
-        record("bench", f"bench {found.verb} {found.of}", figures)
-    except Exception as error:
-        click.echo(f"stoker: not recorded in the history: {type(error).__name__}: {error}", err=True)

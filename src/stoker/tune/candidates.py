@@ -6,6 +6,7 @@ what the verdict does not point at is not tried.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from stoker.tune.seen import Seen
 Setting = Mapping[str, Any]  # knobs by name, plain JSON values
 _WAITS = 0.1  # share of the time in the loader from which on its knobs are tried, whatever the verdict
 _OPTIMIZES = 0.1
+_COUNTS = 3  # of workers that are tried
+_SPARE = 1.1  # times what would just be enough
 _BLOCKED = ("storage", "lock", "small_reads", "unknown")  # causes for which more workers than cores help
 NUMERICS = ("tf32", "channels_last", "compile", "fused_optimizer")
 
@@ -64,9 +67,11 @@ def most_workers(seen: Seen) -> int:
 
 
 def _workers(seen: Seen, best: Setting) -> Stage | None:
-    """Half of the most, all of it, a quarter: three trials find what a grid would, within a few percent."""
+    """As many as the wait asks for, the most, half of it: three trials find what a grid would, within a few
+    percent, and the first two of them where there is no time for more."""
     most = most_workers(seen)
-    counts = dict.fromkeys(count for count in (most // 2, most, most // 4) if count and count != seen.workers)
+    wanted = (min(most, _enough(seen)), most, most // 2, most // 4)
+    counts = list(dict.fromkeys(count for count in wanted if count and count != seen.workers))[:_COUNTS]
     if not is_starving(seen) or seen.iterable or not counts:
         return None
     stay = {"persistent_workers": True} if seen.short_epochs else {}
@@ -75,6 +80,13 @@ def _workers(seen: Seen, best: Setting) -> Stage | None:
         why=f"the loop waits {seen.wait:.0%} of the time for batches",
         settings=tuple({**best, "num_workers": count, **stay} for count in counts),
     )
+
+
+def _enough(seen: Seen) -> int:
+    """Workers that make batches as fast as the loop takes them, if each makes as many as now. A loop without
+    workers makes them itself in the time that it waits."""
+    wait = min(seen.wait, 0.98)
+    return math.ceil(_SPARE * (seen.workers or wait) / (1 - wait))
 
 
 def _persistent(seen: Seen, best: Setting) -> Stage | None:

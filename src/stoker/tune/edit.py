@@ -181,11 +181,12 @@ def _addition(
     lead = before[starts[begun - 1] : at]
     indent = lead[: len(lead) - len(lead.lstrip())].decode()
     own_lines = first > call.lineno and begun > first
+    ending = "\r\n" if before[: starts[call.lineno]].endswith(b"\r\n") else "\n"
     rest = before[at : starts[last.end_lineno or 0]] if last.end_lineno else b""
     if own_lines and (said := _COMMENTED.match(rest)):  # a comment stays with the argument that it is about
         after = at + len(said[0])
-        return after, after, "".join(f"\n{indent}{name}={value!r}," for name, value in new.items())
-    between = f",\n{indent}" if own_lines else ", "
+        return after, after, "".join(f"{ending}{indent}{name}={value!r}," for name, value in new.items())
+    between = f",{ending}{indent}" if own_lines else ", "
     return at, at, "".join(f"{between}{name}={value!r}" for name, value in new.items())
 
 

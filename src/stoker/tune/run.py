@@ -27,6 +27,7 @@ from stoker.tune.trial import (
 from stoker.watch.command import make_private
 from stoker.watch.inject import not_attachable
 from stoker.watch.inside.guard import REFUSAL
+from stoker.watch.said import last_words
 
 _TRIALS = 14  # that should fit into the time: two stages of candidates, and three to five pairs
 _SHORTEST_S, _LONGEST_S = 1.5, 10.0  # of a window: shorter ones are noise, longer ones waste
@@ -56,7 +57,7 @@ def tune(command: Sequence[str], options: Options, *, said: Said = lambda line: 
     bench = Bench(
         command=command, folder=options.folder, environ=options.environ, overwrite=options.overwrite
     )
-    seconds = min(_LONGEST_S, options.minutes * 60 / 12)
+    seconds = min(_LONGEST_S, options.minutes * 60 / 16)
     said(f"a first window of {seconds:.0f} s, unchanged")
     seen, span, plain, start_s = _first(bench, seconds=seconds, minutes=options.minutes)
     said(seen.findings[0].summary if seen.findings else "no verdict: too little was seen")
@@ -99,19 +100,23 @@ def _first(bench: Bench, *, seconds: float, minutes: float) -> tuple[Seen, Span,
     if span is None:
         told = f"{recording.ended} {failure_of(recording)}"
         hint = f"see {log}; --overwrite allows it" if REFUSAL in told else f"see {log}"
-        raise StokerError(_too_short(recording.ended, failure_of(recording), len(ends)), hint=hint)
+        said = failure_of(recording)
+        if said == "exit 0":
+            said = "the program ended"
+        elif said.removeprefix("exit ").isdecimal():  # no hook was told why: then its last line
+            said = f"{said}: {last_words(log) or 'it wrote nothing'}"
+        raise StokerError(_too_short(said, len(ends)), hint=hint)
     plain = Trial(
         setting={}, seconds=window_seconds(recording, span), losses=tuple(recording.facts.get("losses") or ())
     )
     return seen, span, plain, start_s
 
 
-def _too_short(ended: str, failure: str, steps: int) -> str:
+def _too_short(said: str, steps: int) -> str:
     """Why there is nothing to compare."""
     if steps:
-        last = failure or ended
-        return f"the program ended after {counted(steps, 'step')} ({last}): ten are the least to compare"
-    return f"no training step was seen: {failure or ended or 'the program did not start'}"
+        return f"the program ended after {counted(steps, 'step')} ({said}): ten are the least to compare"
+    return f"no training step was seen: {said or 'the program did not start'}"
 
 
 def _tuned(

@@ -19,7 +19,6 @@ from stoker.tune.trial import Trial
 
 _MOST_PAIRS = 5
 _LOST = 1.3  # times the unchanged window: a candidate that takes longer has lost
-_PAIRS_KEPT_BACK = 3  # time for so many is not spent on candidates
 _NEAR = 1.02  # fewer workers that are this near to the best are better
 Run = Callable[[Setting, float], Trial]  # and the seconds after which it has lost; infinite: never
 
@@ -99,10 +98,10 @@ class Search:
         return one.losses != DIFFER or self._numerics
 
     def _try(self, setting: Setting, why: str) -> Tried | None:
-        if not self._has_time(trials=2 + 2 * _PAIRS_KEPT_BACK):
+        if not self._has_time(candidates=1, pairs=ENOUGH):  # what is found must still be proven
             self.stopped = "there was no time for more candidates: give more --minutes"
             return None
-        if self._since_plain >= 2 or len(self._plain) < 2:
+        if self._since_plain >= 2:
             self._plain_again()
         # Only a candidate may lose: a busy moment must not end the unchanged program, nor the proof.
         trial = self._trial(setting, lost_s=_LOST * self._plain[-1].seconds)
@@ -117,7 +116,7 @@ class Search:
         """Pairs until their interval says enough, or the time is over."""
         pairs: list[tuple[float, float]] = []
         losses: list[float] = []
-        while len(pairs) < _MOST_PAIRS and (self._has_time(trials=2) or not pairs):
+        while len(pairs) < _MOST_PAIRS and (self._has_time(pairs=1) or not pairs):
             plain, tried = self._pair(best, plain_first=len(pairs) % 2 == 0)
             if not (math.isfinite(plain.seconds) and math.isfinite(tried.seconds)):
                 failure = plain.failure or tried.failure
@@ -153,10 +152,15 @@ class Search:
         self.trials.append(trial)
         return trial
 
-    def _has_time(self, *, trials: int) -> bool:
-        """By the longest of the last ones: a winner's windows are short, and those beside it are not."""
-        each_s = max((one.took_s for one in self.trials[-4:]), default=self._each_s)
-        return time.monotonic() + trials * each_s <= self._until
+    def _has_time(self, *, candidates: int = 0, pairs: int) -> bool:
+        """By the longest of the last ones of each kind: a winner's windows are short, those beside it not."""
+        plain_s = self._took_s(plain=True) or self._each_s
+        tried_s = self._took_s(plain=False) or plain_s
+        return time.monotonic() + candidates * tried_s + pairs * (plain_s + tried_s) <= self._until
+
+    def _took_s(self, *, plain: bool) -> float:
+        took = [one.took_s for one in self.trials if bool(one.setting) is not plain]
+        return max(took[-2:], default=0.0)
 
     def _outcome(self, **found: Any) -> Outcome:
         return Outcome(tried=tuple(self.tried), trials=tuple(self.trials), **found)

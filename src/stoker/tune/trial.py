@@ -19,17 +19,20 @@ import numpy as np
 
 from stoker.errors import BadInputError
 from stoker.formats.sizes import counted
-from stoker.recording import Floats, Recording
+from stoker.recording import KINDS, Floats, Recording
 from stoker.tune.candidates import Setting
 from stoker.watch import runs
 from stoker.watch.command import Options, make_private, watch
 from stoker.watch.inside.guard import REFUSED
 from stoker.watch.inside.guard import VARIABLE as OVERWRITE
 from stoker.watch.runs.batches import SETTLE
+from stoker.watch.said import last_words
 from stoker.watch.window import StepWindow, Window
 
 _PATIENCE_S = 30.0  # beyond twice the usual start, in which no step ends
 _TEXT = 300
+_MOST_STEPS = 1 << 16
+_UNLIKE = ("evaluation", "checkpoint")  # spans that make steps unlike others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,10 @@ class Span:
 
     settle: int
     last: int
+    empty_at: int = 0  # batches after which queues are emptied: before the last step that is not measured
+    most: int = (
+        0  # a faster setting may go on to this step, for as long as the unchanged program was measured
+    )
 
     @property
     def steps(self) -> int:
@@ -85,11 +92,13 @@ class Bench:
         folder = self.folder / "first"
         window = Window(folder, seconds=seconds)
         window.grace_s = 10.0
-        self._watched(folder, {}, window)
+        self._watched(folder, {}, window, empty_at=0)
         try:
             return runs.read_recording(folder)
         except BadInputError:
-            return Recording(title="", wall_s=0.0, ended=_tail(folder), ranks=(), gpus=(), hosts=())
+            return Recording(
+                title="", wall_s=0.0, ended=last_words(folder / "output.log"), ranks=(), gpus=(), hosts=()
+            )
 
     def run(self, setting: Setting, span: Span, *, lost_s: float, usual_s: float, start_s: float) -> Trial:
         """One window of those steps, given up after `lost_s`; unchanged they take `usual_s`."""
@@ -99,19 +108,21 @@ class Bench:
             folder,
             steps=span.last,
             settle=span.settle,
+            most=span.most,
+            least_s=usual_s,
             slowest_s=lost_s + 1.0,
             silent_s=2 * start_s + 2 * usual_s + _PATIENCE_S,
         )
-        code = self._watched(folder, setting, window)
+        code = self._watched(folder, setting, window, empty_at=span.empty_at)
         trial = self._read(folder, setting, span, window, code)
         if not trial.failure or trial.is_loser:
             shutil.rmtree(folder, ignore_errors=True)
         return replace(trial, took_s=time.monotonic() - began)
 
-    def _watched(self, folder: Path, setting: Setting, window: Window) -> int:
+    def _watched(self, folder: Path, setting: Setting, window: Window, *, empty_at: int) -> int:
         make_private(folder)
         knobs = folder / "knobs.json"
-        told = {"knobs": dict(setting), "site": self.site, "trial": self.began}
+        told = {"knobs": dict(setting), "site": self.site, "trial": self.began, "empty_at": empty_at}
         knobs.write_text(json.dumps(told), "utf-8")
         allowed = {OVERWRITE: "1"} if self.overwrite else {}
         options = Options(
@@ -130,9 +141,10 @@ class Bench:
             recording = runs.read_recording(folder)
         except BadInputError:
             return Trial(
-                setting=setting, failure=f"it ended with {code} before its first step: {_tail(folder)}"
+                setting=setting,
+                failure=f"it ended with {code} before its first step: {last_words(folder / 'output.log')}",
             )
-        seconds = window_seconds(recording, span)
+        seconds = measured_seconds(recording, span)
         losses = tuple(recording.facts.get("losses") or ())
         refused = refusals(recording)
         failure = "" if math.isfinite(seconds) else _failure(recording, folder, window, code)
@@ -143,6 +155,21 @@ def window_seconds(recording: Recording, span: Span) -> float:
     """What the steps of a span took; infinite where not all of them ended."""
     ends = step_ends(recording)
     return float(ends[span.last - 1] - ends[span.settle - 1]) if len(ends) >= span.last else math.inf
+
+
+def measured_seconds(recording: Recording, span: Span) -> float:
+    """The same from all the steps that a trial went on for: twelve steps of a setting that is eight times as
+    fast are soon over. Where it evaluated or saved among them they are not alike: then the span counts."""
+    seconds, ends = window_seconds(recording, span), step_ends(recording)
+    ends = ends[: span.most]
+    if not math.isfinite(seconds) or len(ends) <= span.last:
+        return seconds
+    began, ended = ends[span.settle - 1], ends[-1]
+    for rank in recording.ranks:
+        other = np.isin(rank.spans.kind, [KINDS.index(kind) for kind in _UNLIKE])
+        if bool((other & (rank.spans.end > began) & (rank.spans.start < ended)).any()):
+            return seconds
+    return float(ended - began) / (len(ends) - span.settle) * span.steps
 
 
 def step_ends(recording: Recording) -> Floats:
@@ -163,7 +190,20 @@ def plan_span(recording: Recording, *, queued: int, epoch: int, seconds: float) 
     steps = max(5, int(seconds / max(mean_s, 1e-9)))
     if 0 < epoch <= steps:
         steps -= steps % epoch
-    return Span(settle=settle, last=min(settle + steps, len(ends)))
+        return Span(settle=settle, last=min(settle + steps, len(ends)))  # queues run off at its end
+    each = batches_of_a_step(recording)
+    last = min(settle + steps, len(ends))
+    # An epoch that is emptied of what lay ready is over sooner.
+    most = max(last, epoch // each - queued) if epoch else _MOST_STEPS
+    return Span(settle=settle, last=last, empty_at=(settle - 1) * each, most=most)
+
+
+def batches_of_a_step(recording: Recording) -> int:
+    """More than one where gradients are accumulated."""
+    rank = max(recording.ranks, key=lambda one: len(one.steps.end))
+    steps = rank.spans.step[(rank.spans.kind == KINDS.index("data")) & (rank.spans.step >= 0)]
+    counts = np.unique(steps, return_counts=True)[1]
+    return max(1, int(np.median(counts))) if len(counts) else 1
 
 
 def refusals(recording: Recording) -> tuple[str, ...]:
@@ -192,13 +232,6 @@ def _failure(recording: Recording, folder: Path, window: StepWindow, code: int) 
         return "interrupted"
     done = len(step_ends(recording))
     said = failure_of(recording) if code else "the program ended"
-    return f"{said} (after {counted(done, 'step')})" if done else f"{said or _tail(folder)}"
-
-
-def _tail(folder: Path) -> str:
-    """The last line that the program wrote."""
-    try:
-        lines = (folder / "output.log").read_text("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1][:_TEXT] if lines else ""
+    return (
+        f"{said} (after {counted(done, 'step')})" if done else f"{said or last_words(folder / 'output.log')}"
+    )

@@ -77,9 +77,20 @@ class Window:
 class StepWindow(Window):
     """Ends a trial after so many steps; or when it is slower, or silent for longer, than it is worth."""
 
-    def __init__(self, folder: Path, *, steps: int, settle: int, slowest_s: float, silent_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        settle: int,
+        slowest_s: float,
+        silent_s: float,
+        most: int = 0,
+        least_s: float = 0.0,
+    ) -> None:
+        """One that is over sooner than in `least_s` goes on until then, or up to step `most`."""
         super().__init__(folder, seconds=0.0)
-        self._steps, self._settle = steps, settle
+        self._steps, self._settle, self._most, self._least_s = steps, settle, most, least_s
         self._slowest_s, self._silent_s = slowest_s, silent_s
         self._began = time.monotonic()
         self.gave_up = ""  # why it was ended before its last step
@@ -96,14 +107,19 @@ class StepWindow(Window):
             return True
         ends = max((self._ends(path) for path in self._folder.glob("steps-*.ring")), key=len, default=[])
         now = time.monotonic()
-        if len(ends) > self._settle and now - ends[self._settle - 1] > self._slowest_s:
+        if self._settle < len(ends) < self._steps and now - ends[self._settle - 1] > self._slowest_s:
             self.gave_up = "slower"
         elif now - (ends[-1] if len(ends) else self._began) > self._silent_s:
             self.gave_up = "silent"
         return bool(self.gave_up)
 
     def _stepped(self, path: Path) -> bool:
-        return len(self._ends(path)) >= self._steps
+        ends = self._ends(path)
+        if len(ends) < self._steps:
+            return False
+        return len(ends) >= self._most or ends[-1] - ends[self._settle - 1] >= min(
+            self._least_s, self._slowest_s
+        )
 
     def _ends(self, path: Path) -> list[float]:
         return [float(end) for end in read_ring(path).records["end"]]

@@ -42,6 +42,7 @@ class Knobs:
     values: dict[str, Any] = field(default_factory=dict)  # plain JSON values
     site: dict[str, Any] = field(default_factory=dict)  # where the loader is built; none: every loader
     trial: float = 0.0  # of `stoker tune`: when it began, by the clock of files
+    empty_at: int = 0  # batches of an epoch after which what the workers have ready is thrown away; 0: never
 
     @classmethod
     def read(cls, path: Path) -> Knobs:
@@ -54,7 +55,12 @@ class Knobs:
         knobs = found.get("knobs") if isinstance(found, dict) else None
         if not isinstance(knobs, dict):
             raise BadInputError(f"{path} holds no knobs", hint="give a file of `stoker tune`: tuned.json")
-        return cls(values=knobs, site=found.get("site") or {}, trial=float(found.get("trial") or 0.0))
+        return cls(
+            values=knobs,
+            site=found.get("site") or {},
+            trial=float(found.get("trial") or 0.0),
+            empty_at=int(found.get("empty_at") or 0),
+        )
 
     @classmethod
     def from_environ(cls) -> Knobs | None:
@@ -93,6 +99,43 @@ def hook_loader_knobs(probe: Probe, roots: Any, module: Any) -> None:
         original(self, loader, *args, **kwargs)
 
     iterator.__init__ = __init__
+    if knobs.empty_at:
+        iterator.__next__ = _emptied(iterator.__next__, Switch(probe, "queues"), knobs.empty_at)
+
+
+def _emptied(following: Any, switch: Switch, at: int) -> Any:
+    """The workers fill their queues while a program starts, and a loop then runs on that for as long as it
+    lasts: thirty steps, say, of sixteen workers. A trial measures what they make: they begin anew in it."""
+    done = False
+
+    @functools.wraps(following)
+    def __next__(self: Any) -> Any:
+        nonlocal done
+        try:
+            ready = 0 if done or self._num_yielded != at else queued(self)
+        except Exception as error:
+            done, ready = True, 0
+            switch.fail(error)
+        if ready:
+            done = True
+            for _ in range(ready):
+                following(self)
+        return following(self)
+
+    return __next__
+
+
+def queued(iterator: Any) -> int:
+    """Batches that the workers of an iterator keep ready at most; 0 where not even twice as many are left of
+    its epoch, nor for what is no training: that is read without gradients."""
+    ready = int(iterator._num_workers) * int(getattr(iterator, "_prefetch_factor", None) or 0)
+    if not ready or not sys.modules["torch"].is_grad_enabled():
+        return 0
+    try:
+        left = len(iterator._index_sampler) - int(iterator._num_yielded)
+    except TypeError:  # an IterableDataset: nobody knows how much is left
+        return 0
+    return ready if left >= 2 * ready else 0
 
 
 def hook_losses(probe: Probe, roots: Any, module: Any) -> None:

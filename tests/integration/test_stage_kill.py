@@ -223,7 +223,7 @@ def test_twelve_kills_of_one_download_cost_little(
         assert again["fetched_bytes"] < whole
         ratio = web.served_bytes("/corpus") / whole
         print(f"bytes served: {ratio:.3f}")
-        assert ratio <= MOST_OF_FEW  # 1.05 on a machine that has nothing else to do
+        assert ratio <= MOST
 
 
 def disk_bytes(folder: Path) -> int:

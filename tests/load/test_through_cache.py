@@ -11,6 +11,7 @@ from small_datasets import make_tars, make_tokens
 
 import stoker
 from stoker.errors import BadShardError
+from stoker.load.loader import Loader
 from stoker.load.prefetch import tune
 from stoker.load.prefetch.tune import Setting
 from stoker.stage import fetch
@@ -115,6 +116,32 @@ def test_a_loader_whose_files_have_come_goes_on_as_if_they_had_been_here(corpus,
     choice = next(choice for choice in report.choices if choice.reason == "all files lie here by now")
     assert choice.setting.readers == 2
     assert report.chunk_bytes_held == held
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 30])
+def test_an_epoch_of_files_that_all_lie_here_begins_without_working_out_their_order(
+    budget, corpus, tmp_path, monkeypatch
+):
+    """With a budget others may take their place: then it is told which are needed last."""
+    stoker.fetch(str(corpus), cache=tmp_path / "cache")
+    told, ask = [], Loader.files_in_order
+    monkeypatch.setattr(Loader, "files_in_order", lambda loader, n: told.append(n) or ask(loader, n))
+    with (
+        stoker.Cache(tmp_path / "cache", budget=budget) as cache,
+        stoker.feed(str(corpus), device="cpu", cache=cache, **feeding.options()) as feeder,
+    ):
+        assert [feeding.as_lists(feeder) for _ in range(2)]
+    assert bool(told) == bool(budget)
+
+
+def test_what_one_share_of_a_dataset_needed_does_not_make_all_of_it_be_here(corpus, cache):
+    near = cache.at(str(corpus))
+    near.prefetch(["manifest.json"])
+    near.local_path("manifest.json")
+    assert (near.is_coming, near.is_here) == (False, False)
+    for file in near.collection.files:
+        near.local_path(file.name)
+    assert near.is_here
 
 
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip"])

@@ -39,6 +39,7 @@ class Near:
         self._by_key = {unit.key: unit for unit in units}
         self.foresight = Foresight()
         self._to_come = deque(units)  # of what is read here: those not seen whole yet
+        self._elsewhere = deque(units)  # of all there is
         self.predicted_bytes = 0  # that will be fetched in this epoch, where not all fits the budget
         self._waiting = 0  # readers, for what comes now
         self._is_read_here, self._is_closing = True, False
@@ -59,14 +60,20 @@ class Near:
     @property
     def is_coming(self) -> bool:
         """Whether some of what is read here is not whole yet, or may give way to others."""
-        if not self.open_files:
-            return True
-        coming = self._to_come
-        for _ in range(min(len(coming), _LOOKS_AT)):
-            if not self.cache.shelf.holds(coming[0]):
+        return not self.open_files or self._lack(self._to_come, looks=_LOOKS_AT)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all of the collection lies here, and stays: in which order it is read does not matter."""
+        return not self.cache.room.is_limited and not self._lack(self._elsewhere, looks=len(self._elsewhere))
+
+    def _lack(self, units: deque[Unit], *, looks: int) -> bool:
+        """Whether some of these are not whole yet; those that are need not be looked at again."""
+        for _ in range(min(len(units), looks)):
+            if not self.cache.shelf.holds(units[0]):
                 break
-            coming.popleft()
-        return bool(coming)
+            units.popleft()
+        return bool(units)
 
     def local_path(self, name: str) -> Path:
         """Where a file lies on this node; fetched, or waited for, if it does not yet."""

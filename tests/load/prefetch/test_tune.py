@@ -93,6 +93,15 @@ def test_readers_that_fetched_files_needed_go_when_all_of_them_lie_here():
     assert tuner.history()[1].reason == "all files lie here by now"
 
 
+def test_that_all_files_lie_here_is_not_first_noticed_at_the_next_look():
+    tuner = wide(fetched=True)
+    tuner.setting = Setting(depth=5, readers=64)
+    soon = Seen(wall_s=0.001, consumer_s=0.0, reading_s=0.0, full_s=0.0, is_coming=False)
+    assert not tuner.is_due(soon.wall_s)
+    assert tuner.after_group(soon)
+    assert tuner.setting == Setting(depth=2, readers=2)
+
+
 def test_readers_that_one_lucky_look_let_grow_are_given_back():
     tuner = wide(cores=16)
     tuner.setting = Setting(depth=2, readers=32)

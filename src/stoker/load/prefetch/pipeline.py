@@ -27,6 +27,7 @@ from stoker.load.ordering.plan import Cursor, Planner, Task
 from stoker.load.prefetch.tune import Seen, Tuner
 from stoker.load.reading.chunks import Chunks
 
+_LOOK_S = 0.02  # between looks whether files are still to come: tens of microseconds each
 _GROUPS_SEARCHED = 100  # for one that is not damaged, in the place of one that is
 
 
@@ -183,7 +184,7 @@ class Background:
         self._tuner, self._resize, self._maker, self._ahead = tuner, resize, maker, ahead
         self._set()
         self._waited_s, self._full_s, self._began = 0.0, 0.0, time.monotonic()
-        self._cpu_s = time.process_time()
+        self._cpu_s, self._look_at_s = time.process_time(), 0.0
         self._thread = threading.Thread(target=self._run, args=(cursor,), name="stoker-load", daemon=True)
         self._thread.start()
 
@@ -245,10 +246,17 @@ class Background:
             reading_s=self._maker.reading_s,
             full_s=self._full_s,
             cpu_s=time.process_time() - self._cpu_s if is_due else 0.0,
-            is_coming=not is_due or (self._tuner.awaits_files and self._maker.is_coming()),
+            is_coming=self._is_coming(wall_s),
         )
         if self._tuner.after_group(seen):
             self._set()
+
+    def _is_coming(self, wall_s: float) -> bool:
+        """Whether files are still to come, as far as has been looked."""
+        if not self._tuner.awaits_files or wall_s < self._look_at_s:
+            return True
+        self._look_at_s = wall_s + _LOOK_S
+        return self._maker.is_coming()
 
     def _set(self) -> None:
         """Let every reader have a chunk to read: plan as many tasks ahead as that takes."""

@@ -187,11 +187,12 @@ class Tuner:
         self._groups += 1
         total = replace(total, groups=self._groups)
         seen, self.waited_s = total.since(self._last), total.consumer_s
+        if self._limits.fetched and not seen.is_coming:
+            self._last = total
+            return self._begin_anew()
         if not is_due:
             return False
         self._last = total
-        if self._limits.fetched and not seen.is_coming:
-            return self._begin_anew()
         now, limits = self.setting, self._limits_now()
         setting, reason = next_setting(now, seen, limits=limits, calm=self._calm, trial=self._trial)
         is_fewer = not reason and self._is_due_for_fewer(seen)
@@ -212,8 +213,8 @@ class Tuner:
         epoch a quarter more CPU than two."""
         before, self._limits = self.setting, replace(self._limits, fetched=False)
         self._trial, self._calm, self._deeper_in, self._more_in, self._fewer_in = None, 0, 0, 0, -1
-        if before.readers > self._start.readers:
-            self._choose(replace(before, readers=self._start.readers), "all files lie here by now")
+        if before != self._start:
+            self._choose(self._start, "all files lie here by now")
         return self.setting != before
 
     def _limits_now(self) -> Limits:

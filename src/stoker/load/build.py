@@ -130,7 +130,7 @@ def limits_of(parts: Parts, options: LoaderOptions) -> Limits:
 
 
 def first_setting(options: LoaderOptions, limits: Limits) -> Setting:
-    """How far ahead to begin with: a card that trains takes 14 to 180 ms for a batch of images."""
+    """How far ahead to begin with: beside training a card takes 12 to 270 ms for a batch of images."""
     depth = min(limits.depth, 4) if options.device and options.images else 2
     return Setting(depth=depth, readers=options.readers or min(2, limits.readers))
 

@@ -87,7 +87,7 @@ def test_what_the_decoder_refuses_is_found_and_left_to_the_processor(tmp_path, d
 
 
 class _Clock:
-    """Each look at it takes a second, and the processor or the card takes more."""
+    """Each look at it takes a second, and so does what else is added."""
 
     now = 0.0
 
@@ -96,8 +96,8 @@ class _Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("card_s", "share"), [(9.0, 1.0), (0.0, 0.5), (-0.75, 0.2)])
-def test_card_and_processor_share_by_how_fast_they_are(monkeypatch, folder, decoder, card_s, share) -> None:
+@pytest.mark.parametrize("card_s", [9.0, -0.5], ids=["slow", "fast"])
+def test_the_faster_of_card_and_processor_goes_on(monkeypatch, folder, decoder, card_s) -> None:
     clock, taken = _Clock(), decoder.decode
     monkeypatch.setattr(pictures, "time", clock)
 
@@ -106,27 +106,20 @@ def test_card_and_processor_share_by_how_fast_they_are(monkeypatch, folder, deco
         return taken(*args, **options)
 
     monkeypatch.setattr(decoder, "decode", decode)
-    image = Image(size=16, flip=True)
+    image, is_slow = Image(size=16, flip=True), card_s > 0
     with (
         on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one,
         on_card.loader(folder, "", image=image, batch_size=24) as host,
     ):
-        mine, theirs = [next(iter(one)) for _ in range(8)], [next(iter(host)) for _ in range(8)]
+        mine, theirs = [next(iter(one)) for _ in range(3)], [next(iter(host)) for _ in range(3)]
         report = one.report().images
-    share = 1.0 if share == 0.5 else share  # as fast as each other: the card has other things to do
-    assert report.engine == ("libjpeg" if share == 1 else "nvjpeg")
-    assert f"{share:.0%} of all" in report.why
-    assert report.decoded == 8 * 24
-    if share == 1:
-        assert report.by_card == 0
-    else:
-        assert 24 < report.by_card < 8 * 24  # the first batch was the card's
-        assert (report.by_card - 24) % 7 == 0  # in each epoch the same samples
+    assert report.engine == ("libjpeg" if is_slow else "nvjpeg")
+    assert "images/s at the start" in report.why
+    assert (report.by_card, report.decoded) == (0 if is_slow else 72, 72)
     for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a["image"], b["image"]) or not is_slow
         apart = (a["image"].int() - b["image"].int()).abs().float().mean((1, 2, 3))
         assert (apart <= 1).all()
-        if share == 1 and a is not mine[0]:
-            assert torch.equal(a["image"], b["image"])
 
 
 def test_room_for_pixels_is_bounded(monkeypatch, folder, decoder) -> None:

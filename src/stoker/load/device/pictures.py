@@ -26,13 +26,11 @@ from stoker.load.media.boxes import Crop
 from stoker.load.media.decode import DrawCrop, Pixels, Undecodable
 from stoker.load.media.image import Image
 from stoker.load.ordering.draw import Draw
-from stoker.mixing import mixed
 from stoker.native import native
 
 _ARENA_BYTES = 256 << 20  # of pixels that are decoded at once: 450 images of 500 x 375
 _ARENAS = 2  # one is written to while the other is cut up
 _EACH = 256  # planes begin at multiples of this
-_THREADS = 64  # at most
 _MEASURED = 16  # images by which the card is compared with the processor
 _REMEMBERED = 1 << 26  # samples of which it is known that they are whole: a byte each
 
@@ -73,15 +71,10 @@ class Card:
         self._max_pixels, self._threads = max_pixels, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-survey") if threads > 1 else None
         self._arenas: deque[tuple[torch.Tensor, Any]] = deque()
-        self._stage = device.pinned(0)
         self._known: dict[int, npt.NDArray[np.bool_]] = {}  # samples of each layout that are whole
-        self.decides = not is_chosen  # whether it is still to be found out how fast both are
-        self.share = 0.0  # of the images that the processor makes although the card could
+        self.decides = not is_chosen  # whether it is still to be found out which is faster
+        self.is_used = True
         self._rates = ""
-
-    @property
-    def is_used(self) -> bool:
-        return self.share < 1
 
     @property
     def why(self) -> str:
@@ -125,36 +118,14 @@ class Card:
             for row, one in zip(rows[is_whole].tolist(), found[is_whole].tolist(), strict=True)
         }
 
-    def side_by_side(self, count: int, work: Callable[[int, int], Any], *, most: int = _THREADS) -> None:
+    def side_by_side(self, count: int, work: Callable[[int, int], Any]) -> None:
         """Work on stretches of so many rows, in the threads there are."""
-        each = -(-count // min(self._threads, most)) or 1
+        each = -(-count // self._threads) or 1
         if self._pool is None or each >= count:
             work(0, count)
             return
         for one in [self._pool.submit(work, at, min(at + each, count)) for at in range(0, count, each)]:
             one.result()
-
-    def meanwhile(self, rows: Sequence[int], work: Callable[[int], None]) -> Callable[[], None]:
-        """Begin to work on rows, one by one, in the threads there are; what waits until all are done."""
-        if self._pool is None:
-            for row in rows:
-                work(row)
-            return lambda: None
-        running = [self._pool.submit(work, row) for row in rows]
-
-        def wait() -> None:
-            for one in running:
-                one.result()
-
-        return wait
-
-    def for_processor(self, rows: Sequence[int], draw: Draw) -> list[int]:
-        """Which of these rows the processor makes: a sample is always one of them, or never."""
-        if not self.share:
-            return []
-        numbers = mixed(draw.sample[rows].astype(np.uint64)) >> np.uint64(32)
-        mine: list[int] = np.array(rows)[numbers < self.share * 2**32].tolist()
-        return mine
 
     def decode(
         self, jpegs: dict[int, Jpeg], outs: dict[str, torch.Tensor], images: dict[str, Image]
@@ -181,9 +152,7 @@ class Card:
         return refused
 
     def decide(self, jpegs: int, host_s: float, again: Callable[[], Any]) -> None:
-        """What each of both does: the processor took so long for these; `again` has the card do them. Beside
-        training a card is slower than now, and each image costs the training loop some time in the driver: so
-        the processor takes a part, and all where it is the faster one."""
+        """Which of both goes on: the processor took so long for these; `again` has the card do them."""
         self.decides = False
         again()  # what is only there once is not counted
         self.device.drain()
@@ -191,10 +160,8 @@ class Card:
         again()
         self.device.drain()
         card, host = jpegs / (time.monotonic() - begin), jpegs / host_s
-        self.share = 1.0 if host >= card else host / (host + card)
-        self._rates = (
-            f", {card:,.0f} images/s at the start, the processor {host:,.0f} and {self.share:.0%} of all"
-        )
+        self.is_used = card >= host
+        self._rates = f", {card:,.0f} images/s at the start, the processor {host:,.0f}"
 
     def room(self, rows: int, side: int) -> torch.Tensor:
         """Memory for pixels that the processor makes, which the card can read."""
@@ -230,17 +197,9 @@ class Card:
         return arena
 
     def _decode(self, jpegs: Sequence[Jpeg], arena: torch.Tensor, offsets: Sequence[int]) -> list[bool]:
-        """Which of these were taken. nvJPEG copies the bytes of each apart: out of memory that the card
-        cannot read itself 50 us an image on an H200, in which nobody else gets to the driver."""
+        """Which of these were taken."""
+        addresses = np.array([one.data.ctypes.data for one in jpegs], np.int64)
         sizes = np.array([one.data.nbytes for one in jpegs], np.int64)
-        begins = np.concatenate([[0], np.cumsum(sizes)])
-        if self._stage.numel() < begins[-1]:
-            self._stage = self.device.pinned(int(begins[-1]) * 5 // 4)
-        addresses = self._stage.data_ptr() + begins[:-1]
-        lie_at = np.array([one.data.ctypes.data for one in jpegs], np.int64)
-        self.side_by_side(
-            len(jpegs), partial(_on_stretch, self._survey.gather, lie_at, sizes, addresses), most=4
-        )
         plane = np.array([one.width * one.height for one in jpegs], np.int64)
         planes = arena.data_ptr() + np.array(offsets[:-1])[:, None] + plane[:, None] * np.arange(3)
         pitches = np.array([one.width for one in jpegs], np.int64)
@@ -303,47 +262,50 @@ class OnCard:
             )
             for name, one in self._images.items()
         }
-        others = card.for_processor(list(self._members), self._draw)
-        wait = card.meanwhile(others, self._by_processor)
-        try:
-            self._by_card({row: self._members[row] for row in self._members.keys() - set(others)})
-        finally:
-            wait()  # their bytes are another's afterwards
+        if card.is_used:
+            self._by_card()
+        else:
+            self._by_processor(list(self._members))
         self._put_host()
         self._members = {}
         self.columns |= self._mixes
         return self._wrong
 
-    def _by_card(self, members: dict[int, Array]) -> None:
+    def _by_card(self) -> None:
         """All of these; what it cannot do, the processor does."""
         card = self._card
-        jpegs = {row: self._jpeg(row, *found) for row, found in card.whole(members, self._draw).items()}
+        jpegs = {row: self._jpeg(row, *found) for row, found in card.whole(self._members, self._draw).items()}
+        others = sorted(self._members.keys() - jpegs.keys())
         if card.decides and len(jpegs) >= _MEASURED:
             begin = time.monotonic()
-            card.meanwhile(list(jpegs), self._by_processor)()
+            self._by_processor(list(jpegs))
             host_s = time.monotonic() - begin
             card.decide(len(jpegs), host_s, lambda: card.decode(jpegs, self.columns, self._images))
-            if card.is_used:  # what was measured is made anew, as in every epoch from now on
-                self._count(0, len(jpegs))
-                self._host, self._wrong = {}, {}
-        left = members.keys() - jpegs.keys()
-        if card.is_used:
-            refused = card.decode(jpegs, self.columns, self._images)
-            self._count(len(jpegs) - len(refused), 0)
-            left |= set(refused)
-        card.meanwhile(sorted(left), self._by_processor)()
+            if not card.is_used:
+                self._by_processor(others)
+                return
+            self._count(0, len(jpegs))  # measured, and made anew
+            self._host, self._wrong = {}, {}
+        refused = card.decode(jpegs, self.columns, self._images)
+        self._count(len(jpegs) - len(refused), 0)
+        self._by_processor([*refused, *others])
 
     def _jpeg(self, row: int, width: int, height: int, turn: int) -> Jpeg:
         crops = [draw(row)(width, height, turn) for draw in self._draws]
         return Jpeg(data=self._members[row], width=width, height=height, crops=crops)
 
-    def _by_processor(self, row: int) -> None:
-        try:
-            draws = [draw(row) for draw in self._draws]
-            self._host[row] = self._on_host(self._members[row], draws, self._outs(row))
-        except Undecodable as error:
-            self._wrong[row] = str(error)
-            self.blank(row)
+    def _by_processor(self, rows: Sequence[int]) -> None:
+        def some(at: int, stop: int) -> None:
+            for row in rows[at:stop]:
+                try:
+                    draws = [draw(row) for draw in self._draws]
+                    self._host[row] = self._on_host(self._members[row], draws, self._outs(row))
+                except Undecodable as error:
+                    self._wrong[row] = str(error)
+                    self.blank(row)
+
+        if rows:
+            self._card.side_by_side(len(rows), some)
 
     def _put_host(self) -> None:
         """What was decoded on the processor goes where the rest is."""

@@ -43,8 +43,8 @@ class ImageReport:
 class Card(Protocol):
     """Decodes what it can of a task at once; `device.pictures.Card`."""
 
-    @property
-    def is_used(self) -> bool: ...
+    is_used: bool
+
     @property
     def why(self) -> str: ...
     def begin(

@@ -415,26 +415,7 @@ static PyObject *survey(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* gather(count, addresses, sizes, into): copy as many stretches, whose addresses, sizes and new addresses (64 bits
-   each) lie there */
-static PyObject *gather(PyObject *self, PyObject *args)
-{
-    Py_ssize_t count;
-    unsigned long long given[3];
-    (void)self;
-    if (!PyArg_ParseTuple(args, "nKKK", &count, &given[0], &given[1], &given[2]))
-        return NULL;
-    const int64_t *addresses = (const int64_t *)(uintptr_t)given[0], *sizes = (const int64_t *)(uintptr_t)given[1];
-    const int64_t *into = (const int64_t *)(uintptr_t)given[2];
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t n = 0; n < count; n++)
-        memcpy((void *)(uintptr_t)into[n], (const void *)(uintptr_t)addresses[n], (size_t)sizes[n]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
-    {"gather", gather, METH_VARARGS, "Stretches of memory, side by side."},
     {"survey", survey, METH_VARARGS, "Size and orientation of JPEGs that are whole and of the usual kind."},
     {NULL, NULL, 0, NULL},
 };

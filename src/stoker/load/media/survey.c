@@ -11,6 +11,8 @@
 
 #include "segments.h"
 
+#define MOST_SIDE 65500 /* pixels: libjpeg's limit, a little below the format's */
+#define ENDED 128 /* how far the end of a block leads: beyond what runs of zeros reach, from wherever it is */
 #define FAST 13 /* bits that are looked up at once, as many codes as end in them; longer ones are rare */
 
 struct step {
@@ -61,7 +63,7 @@ static struct step step_of(int length, unsigned value, int is_dc)
         size = value;
         forward = 1;
     } else if (!size)
-        forward = run == 15 ? 16 : 64; /* all others end their block */
+        forward = run == 15 ? 16 : ENDED; /* all others end their block */
     return (struct step){(uint8_t)(length + size), (uint8_t)length, (uint8_t)forward};
 }
 
@@ -100,7 +102,7 @@ static int make_codes(struct codes *codes, const uint8_t *counts, const uint8_t 
         codes->first[length] = code;
         codes->at[length] = (int32_t)at;
         for (int n = 0; n < counts[length - 1]; n++, code++, at++) {
-            if ((is_dc && values[at] > 15) || code >= 1 << length)
+            if ((is_dc && values[at] > 15) || code >= (1 << length) - 1) /* none is all ones */
                 return -1;
             if (length <= FAST)
                 for (int k = 0; k < 1 << (FAST - length); k++)
@@ -209,7 +211,8 @@ static inline int read_block(struct bits *bits, const struct codes *dc, const st
         fill(bits);
     if (take_one(bits, dc, 1) < 0)
         return -1;
-    for (int at = 1; at < 64;) {
+    int at = 1;
+    while (at < 64) {
         if (bits->count < 32) {
             if (bits->count < 0)
                 return -1;
@@ -226,7 +229,7 @@ static inline int read_block(struct bits *bits, const struct codes *dc, const st
             return -1;
         at += forward;
     }
-    return bits->count < 0 ? -1 : 0;
+    return bits->count < 0 || (at > 64 && at < ENDED) ? -1 : 0; /* a run beyond the block: decoders differ there */
 }
 
 /* All codes of the scan, up to the end of the picture. */
@@ -279,7 +282,8 @@ static int read_frame(struct picture *picture, const uint8_t *at, size_t size)
     picture->height = big16(at + 1);
     picture->width = big16(at + 3);
     picture->channels = at[5];
-    if (!picture->width || !picture->height || (picture->channels != 1 && picture->channels != 3) ||
+    if (!picture->width || !picture->height || picture->width > MOST_SIDE || picture->height > MOST_SIDE ||
+        (picture->channels != 1 && picture->channels != 3) ||
         size != 6 + 3 * (size_t)picture->channels)
         return -1;
     for (unsigned n = 0; n < picture->channels; n++) {
@@ -368,6 +372,8 @@ static int read_picture(struct picture *picture, struct tables *tables, const ui
             picture->is_jfif |= length >= 14 && !memcmp(inside, "JFIF", 5);
         } else if (marker == 0xE1) {
             if (!picture->has_exif && length >= 6 && !memcmp(inside, "Exif\0\0", 6)) {
+                if (picture->width) /* behind the frame, where some look for it and others do not */
+                    return -1;
                 picture->orientation = orientation_in(inside, length);
                 picture->has_exif = 1;
             }

@@ -119,6 +119,54 @@ def test_the_faster_of_card_and_processor_goes_on(monkeypatch, folder, decoder, 
             assert torch.equal(a["image"], b["image"])
 
 
+def test_what_comes_in_the_place_of_broken_ones_is_there_after_the_measuring(tmp_path, decoder) -> None:
+    samples = [[("jpg", encoded(photograph(40, 44, seed=n))), ("cls", b"%d" % n)] for n in range(24)]
+    samples[5][0] = ("jpg", b"")  # seen before anything is measured
+    folder = make_pictures(tmp_path, samples)
+    image = Image(size=16, on_corrupt="replace")
+    with on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one:
+        for _ in range(2):
+            (batch,) = list(one)
+            black = {
+                label
+                for label, pixels in zip(batch["cls"].tolist(), batch["image"], strict=True)
+                if not pixels.any()
+            }
+            assert black == {5}
+        assert "images/s at the start" in one.report().images.why
+
+
+@pytest.mark.parametrize("workers", ["thread", "inline"])
+def test_a_loop_after_close_goes_on(folder, decoder, workers) -> None:
+    with on_card.loader(folder, DEVICE, workers=workers, threads=2) as one:
+        batches = iter(one)
+        begun = [next(batches)["cls"].tolist() for _ in range(2)]
+        one.close()
+        one.close()
+        begun += [batch["cls"].tolist() for batch in one]
+    assert sorted(label for labels in begun for label in labels) == list(range(24))
+
+
+def test_blends_do_not_mix_up_which_samples_are_whole(tmp_path, decoder) -> None:
+    """Samples of one number in two datasets, of which one is broken."""
+    folders = []
+    for which in range(2):
+        samples = []
+        for n in range(12):
+            data = encoded(photograph(40, 44, seed=n))
+            data = data if n % 2 == which else data[:300]
+            samples.append([("jpg", data), ("cls", b"%d" % (100 * which + n))])
+        folders.append(make_pictures(tmp_path / str(which), samples))
+    image = Image(size=16, on_corrupt="replace", engine="nvjpeg")
+    with stoker.Loader(
+        folders, world=stoker.World(), image=image, batch_size=4, device=DEVICE, workers="inline"
+    ) as one:
+        for _ in range(3):
+            for batch in one:
+                wanted = [label % 100 % 2 == label // 100 for label in batch["cls"].tolist()]
+                assert batch["image_ok"].tolist() == wanted
+
+
 def test_room_for_pixels_is_bounded(monkeypatch, folder, decoder) -> None:
     monkeypatch.setattr(pictures, "_ARENA_BYTES", 3 * 48 * 52 * 3)
     alone = on_card.seen(on_card.loader(folder, DEVICE, batch_size=12))

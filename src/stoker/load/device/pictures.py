@@ -70,7 +70,7 @@ class Card:
     ) -> None:
         self.device, self._decoder, self._survey = device, decoder, survey
         self._max_pixels, self._threads = max_pixels, threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-survey") if threads > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
         self._arenas: deque[tuple[torch.Tensor, Any]] = deque()
         self._stage = device.pinned(0)
         self._known: dict[int, npt.NDArray[np.bool_]] = {}  # samples of each layout that are whole
@@ -121,9 +121,11 @@ class Card:
     def side_by_side(self, count: int, work: Callable[[int, int], Any], *, most: int = _THREADS) -> None:
         """Work on stretches of so many rows, in the threads there are."""
         each = -(-count // min(self._threads, most)) or 1
-        if self._pool is None or each >= count:
+        if each >= count:
             work(0, count)
             return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-survey")
         for one in [self._pool.submit(work, at, min(at + each, count)) for at in range(0, count, each)]:
             one.result()
 
@@ -168,9 +170,10 @@ class Card:
         return self.device.pinned(rows * side * side * 3).view(rows, side, side, 3)
 
     def close(self) -> None:
-        """Safe twice."""
+        """Safe twice; whoever goes on afterwards closes it again."""
         if self._pool:
             self._pool.shutdown()
+            self._pool = None
         if isinstance(self._decoder, NvJpeg):
             self.device.drain()
             self._decoder.close()
@@ -273,12 +276,12 @@ class OnCard:
             for name, one in self._images.items()
         }
         if card.decides and len(jpegs) >= _MEASURED:
-            begin = time.monotonic()
+            blank, begin = self._host.copy(), time.monotonic()
             self._with_processor(list(jpegs))
             host_s = time.monotonic() - begin
             self._count(0, len(jpegs))
             card.decide(len(jpegs), host_s, lambda: card.decode(jpegs, self.columns, self._images))
-            self._host, self._wrong = {}, {}
+            self._host, self._wrong = blank, {}
         refused: Iterable[int] = jpegs
         if card.is_used:
             refused = card.decode(jpegs, self.columns, self._images)

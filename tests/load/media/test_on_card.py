@@ -119,6 +119,17 @@ def test_the_faster_of_card_and_processor_goes_on(monkeypatch, folder, decoder, 
             assert torch.equal(a["image"], b["image"])
 
 
+def test_a_card_that_takes_none_is_not_the_faster_one(folder, decoder, monkeypatch) -> None:
+    """To refuse takes no time."""
+    monkeypatch.setattr(decoder, "decode", lambda *args, **options: False)
+    image = Image(size=16, flip=True)
+    with on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one:
+        list(one)
+        report = one.report().images
+    assert (report.engine, report.by_card, report.decoded) == ("libjpeg", 0, 24)
+    assert ", 0 images/s at the start" in report.why
+
+
 def test_what_comes_in_the_place_of_broken_ones_is_there_after_the_measuring(tmp_path, decoder) -> None:
     samples = [[("jpg", encoded(photograph(40, 44, seed=n))), ("cls", b"%d" % n)] for n in range(24)]
     samples[5][0] = ("jpg", b"")  # seen before anything is measured

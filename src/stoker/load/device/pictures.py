@@ -97,7 +97,8 @@ class Card:
 
     def whole(self, members: dict[int, Array], draw: Draw) -> dict[int, tuple[int, int, int]]:
         """Of the rows whose bytes are a JPEG that a card decodes: width, height, and how it is to be turned.
-        The codes of a sample are read once: its bytes are verified whenever they are read."""
+        The codes of a sample are read once: its bytes are those that were verified when they were first
+        read."""
         rows = np.fromiter(members, np.int64, len(members))
         sizes = np.array([one.nbytes for one in members.values()], np.int64)
         addresses = np.array([one.ctypes.data for one in members.values()], np.int64)
@@ -153,15 +154,16 @@ class Card:
                 read.synchronize()
         return refused
 
-    def decide(self, jpegs: int, host_s: float, again: Callable[[], Any]) -> None:
-        """Which of both goes on: the processor took so long for these; `again` has the card do them."""
+    def decide(self, jpegs: int, host_s: float, again: Callable[[], Sequence[int]]) -> None:
+        """Which of both goes on: the processor took so long for these; `again` has the card do them, and says
+        which ones it did not take."""
         self.decides = False
         again()  # what is only there once is not counted
         self.device.drain()
         begin = time.monotonic()
-        again()
+        taken = jpegs - len(again())
         self.device.drain()
-        card, host = jpegs / (time.monotonic() - begin), jpegs / host_s
+        card, host = taken / (time.monotonic() - begin), jpegs / host_s
         self.is_used = card >= host
         self._rates = f", {card:,.0f} images/s at the start, the processor {host:,.0f}"
 

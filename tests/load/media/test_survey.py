@@ -11,7 +11,7 @@ import pytest
 from pictures import SHAPES, encoded, photograph
 
 from stoker.load.media.boxes import Crop
-from stoker.load.media.decode import Decoder, choose_engine
+from stoker.load.media.decode import Decoder, Undecodable, choose_engine
 from stoker.native import native
 
 pytestmark = pytest.mark.usefixtures("in_c")
@@ -91,12 +91,36 @@ def test_a_turn_that_not_all_would_find_is_left_to_the_processor(survey: Any) ->
     assert by_processor(late) == (30, 20, 1)
 
 
+def drawn(bits: str, *, dc: tuple[bytes, bytes] = (b"\1", b"\0")) -> bytes:
+    """A grey block of these bits: `dc` are counts of codes and their values; of AC 00 are 16 zeros, 01 14 of
+    them and a number of one bit, 10 the end."""
+
+    def table(which: int, counts: bytes, values: bytes) -> bytes:
+        return segment(TABLES, bytes([which]) + counts.ljust(16, b"\0") + values)
+
+    size = struct.pack(">BHHBBBB", 8, 8, 8, 1, 1, 0x11, 0)
+    head = b"\xff\xd8" + segment(0xDB, bytes([0] + [1] * 64)) + segment(FRAME, size)
+    tables = table(0, *dc) + table(0x10, b"\0\3", b"\xf0\xe1\0")
+    start = segment(SCAN, bytes([1, 1, 0, 0, 63, 0]))
+    bits += "1" * (-len(bits) % 8)
+    scan = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    return head + tables + start + scan + b"\xff\xd9"
+
+
 def test_codes_of_ones_alone_are_left_to_the_processor(survey: Any) -> None:
     """libjpeg takes no such table."""
-    data = encoded(photograph(20, 20)[..., 0])
-    for count, is_whole in ((1, True), (2, False)):
-        more = segment(TABLES, bytes([3, count, *[0] * 15, *range(count)]))
-        assert bool(survey([before(data, SCAN, more)])[0][0]) == is_whole
+    usual, ones = drawn("010"), drawn("010", dc=(b"\2", b"\0\1"))
+    assert [one[0] for one in survey([usual, ones])] == [8, 0]
+    assert by_processor(usual) == (8, 8, 1)
+    with pytest.raises(Undecodable, match="Bogus Huffman table"):
+        by_processor(ones)
+
+
+def test_of_many_tables_only_those_of_the_scan_are_made(survey: Any) -> None:
+    """Two megabytes of others took 1.5 s."""
+    data = encoded(photograph(20, 20))
+    more = [bytes([0x13, 1, *[0] * 15, n % 2]) for n in range(3600)]
+    assert survey([before(data, SCAN, segment(TABLES, b"".join(more)) * 40)]) == [(20, 20, 1)]
 
 
 def test_more_pixels_across_than_libjpeg_takes_are_left_to_it(survey: Any) -> None:
@@ -109,19 +133,7 @@ def test_more_pixels_across_than_libjpeg_takes_are_left_to_it(survey: Any) -> No
 
 def test_a_run_beyond_its_block_is_left_to_the_processor(survey: Any) -> None:
     """libjpeg says nothing of it, and decoders need not agree on what it is."""
-    size = struct.pack(">BHHBBBB", 8, 8, 8, 1, 1, 0x11, 0)
-    head = b"\xff\xd8" + segment(0xDB, bytes([0] + [1] * 64)) + segment(FRAME, size)
-    dc = segment(TABLES, bytes([0, 1, *[0] * 15, 0]))
-    ac = segment(
-        TABLES, bytes([0x10, 0, 3, *[0] * 14, 0xF0, 0xE1, 0x00])
-    )  # 00: 16 zeros, 01: 14 and a one, 10: end
-    start = segment(SCAN, bytes([1, 1, 0, 0, 63, 0]))
-
-    def of(bits: str) -> bytes:
-        bits += "1" * (-len(bits) % 8)
-        return head + dc + ac + start + int(bits, 2).to_bytes(len(bits) // 8, "big") + b"\xff\xd9"
-
-    ended, full, beyond = of("0" + "10"), of("0" + "000000" + "010"), of("0" + "00000000")
+    ended, full, beyond = drawn("010"), drawn("0" + "000000" + "010"), drawn("0" + "00000000")
     assert [one[0] for one in survey([ended, full, beyond])] == [8, 8, 0]
     assert by_processor(beyond) == (8, 8, 1)
 

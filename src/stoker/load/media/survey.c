@@ -32,7 +32,8 @@ struct codes {
     struct steps some[1 << FAST];
     int32_t first[18], last[18]; /* of each length, from the first code to the one behind the last */
     int32_t at[18];              /* where the values of a length begin */
-    uint8_t counts[16], values[256];
+    uint8_t counts[16], values[256];           /* as the picture has them */
+    uint8_t made_counts[16], made_values[256]; /* what all of the above was made of */
     int is_there, is_made;
 };
 
@@ -89,36 +90,42 @@ static void make_steps(struct codes *codes)
     }
 }
 
-static int make_codes(struct codes *codes, const uint8_t *counts, const uint8_t *values, unsigned total, int is_dc)
+/* Look-ups for what the picture has; they are there already if the one before had the same. */
+static int make_codes(struct codes *codes, int is_dc)
 {
-    if (codes->is_made && !memcmp(codes->counts, counts, 16) && !memcmp(codes->values, values, total)) {
-        codes->is_there = 1;
+    unsigned total = 0;
+    for (int n = 0; n < 16; n++)
+        total += codes->counts[n];
+    if (codes->is_made && !memcmp(codes->made_counts, codes->counts, 16) &&
+        !memcmp(codes->made_values, codes->values, total))
         return 0;
-    }
     int32_t code = 0;
     unsigned at = 0;
-    memset(codes, 0, sizeof *codes);
+    codes->is_made = 0;
+    memset(codes->one, 0, sizeof codes->one);
     for (int length = 1; length <= 16; length++) {
         codes->first[length] = code;
         codes->at[length] = (int32_t)at;
-        for (int n = 0; n < counts[length - 1]; n++, code++, at++) {
-            if ((is_dc && values[at] > 15) || code >= (1 << length) - 1) /* none is all ones */
+        for (int n = 0; n < codes->counts[length - 1]; n++, code++, at++) {
+            unsigned value = codes->values[at];
+            if ((is_dc && value > 15) || code >= (1 << length) - 1) /* none is all ones */
                 return -1;
             if (length <= FAST)
                 for (int k = 0; k < 1 << (FAST - length); k++)
-                    codes->one[(code << (FAST - length)) + k] = step_of(length, values[at], is_dc);
+                    codes->one[(code << (FAST - length)) + k] = step_of(length, value, is_dc);
         }
         codes->last[length] = code;
         code <<= 1;
     }
-    memcpy(codes->counts, counts, 16);
-    memcpy(codes->values, values, total);
     if (!is_dc)
         make_steps(codes);
-    codes->is_there = codes->is_made = 1;
+    memcpy(codes->made_counts, codes->counts, 16);
+    memcpy(codes->made_values, codes->values, total);
+    codes->is_made = 1;
     return 0;
 }
 
+/* Only noted: a picture may have many more than its scan takes. */
 static int read_tables(struct tables *tables, const uint8_t *at, size_t size)
 {
     while (size) {
@@ -129,8 +136,10 @@ static int read_tables(struct tables *tables, const uint8_t *at, size_t size)
             total += at[1 + n];
         if (which > 3 || kind > 1 || total > 256 || size - 17 < total)
             return -1;
-        if (make_codes(kind ? &tables->ac[which] : &tables->dc[which], at + 1, at + 17, total, !kind))
-            return -1;
+        struct codes *codes = kind ? &tables->ac[which] : &tables->dc[which];
+        memcpy(codes->counts, at + 1, 16);
+        memcpy(codes->values, at + 17, total);
+        codes->is_there = 1;
         at += 17 + total;
         size -= 17 + total;
     }
@@ -300,14 +309,14 @@ static int read_frame(struct picture *picture, const uint8_t *at, size_t size)
     return 0;
 }
 
-static int read_start(struct picture *picture, const struct tables *tables, const uint8_t *at, size_t size)
+static int read_start(struct picture *picture, struct tables *tables, const uint8_t *at, size_t size)
 {
     if (!picture->width || size != 4 + 2 * (size_t)picture->channels || at[0] != picture->channels)
         return -1;
     for (unsigned n = 0; n < picture->channels; n++) {
         unsigned dc = at[2 + 2 * n] >> 4, ac = at[2 + 2 * n] & 15;
         if (at[1 + 2 * n] != picture->ids[n] || dc > 3 || ac > 3 || !tables->dc[dc].is_there ||
-            !tables->ac[ac].is_there)
+            !tables->ac[ac].is_there || make_codes(&tables->dc[dc], 1) || make_codes(&tables->ac[ac], 0))
             return -1;
         picture->tables[n] = at[2 + 2 * n];
     }

@@ -12,7 +12,7 @@ from pictures import SHAPES, encoded, make_pictures, photograph, small_pictures
 
 import stoker
 from stoker.errors import UsageError
-from stoker.load.device import crops, pictures
+from stoker.load.device import crops, nvjpeg, pictures
 from stoker.load.media.image import Image
 from stoker.native import native
 
@@ -156,6 +156,49 @@ def test_a_loop_after_close_goes_on(folder, decoder, workers) -> None:
         one.close()
         begun += [batch["cls"].tolist() for batch in one]
     assert sorted(label for labels in begun for label in labels) == list(range(24))
+
+
+class Library:
+    """libnvjpeg's calls, without engines of hardware; what is open."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.made = 0
+
+    def _make(self, place) -> int:
+        self.made += 1
+        self.open.add(self.made)
+        place._obj.value = self.made
+        return 0
+
+    def nvjpegCreateEx(self, backend, device, pinned, flags, handle) -> int:
+        return self._make(handle) if backend == 0 else 7
+
+    def nvjpegJpegStateCreate(self, handle, state) -> int:
+        return self._make(state)
+
+    def nvjpegJpegStateDestroy(self, state) -> None:
+        self.open.remove(state.value)
+
+    nvjpegDestroy = nvjpegJpegStateDestroy
+
+    def nvjpegDecodeBatchedInitialize(self, handle, state, *rest) -> int:
+        return int({handle.value, state.value} != self.open)
+
+    nvjpegDecodeBatched = nvjpegDecodeBatchedInitialize
+
+
+def test_a_closed_decoder_is_opened_again_when_it_is_to_decode(monkeypatch) -> None:
+    library, nothing = Library(), np.zeros(2, np.int64)
+    monkeypatch.setattr(nvjpeg, "_opened", lambda cuda: library)
+    one = nvjpeg.NvJpeg("12")
+    for opened in (2, 4):
+        for _ in range(2):
+            assert one.decode(nothing, nothing, np.zeros((2, 3)), nothing, stream=0)
+        assert library.made == opened
+        one.close()
+        one.close()
+        assert not library.open
 
 
 def test_blends_do_not_mix_up_which_samples_are_whole(tmp_path, decoder) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_datasets import make_tars, make_tokens
 
-from stoker.errors import UsageError
+from stoker.errors import StorageError, UsageError
 from stoker.load.assembly.rows import Buffers
 from stoker.load.loader import Loader
 
@@ -109,6 +109,22 @@ def test_a_shard_that_was_lost_after_it_was_verified_is_skipped_and_counted(
         report = loader.report()
     assert {tuple(row) for row in again} < whole
     assert report.skipped_samples == len(again) - len({tuple(row) for row in again}) > 0
+
+
+def test_a_shard_that_is_missing_is_said_when_it_is_needed(tmp_path: Path) -> None:
+    """Not when it is first asked for, which is many batches ahead, whoever reads."""
+    folder = make_tars(tmp_path / "tars", [300, 77, 400])
+    (folder / "t0002.tar").unlink()
+    found = []
+    for reader in ("pread", "direct", "mmap"):
+        options: Any = {"batch_size": 5, "chunk_bytes": 20_000, "shuffle": "off", "reader": reader}
+        with Loader(folder, output="numpy", **options) as loader:
+            seen: list[Any] = []
+            with pytest.raises(StorageError, match=r"t0002\.tar"):
+                seen.extend(batch["__key__"] for batch in loader)
+        found.append(len(seen))
+    assert found == [found[0]] * 3
+    assert found[0] > 60  # of 75 before it
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def command() -> None:
-    """Measure a machine: storage, cards, loader, collectives, checkpoints.
+    """Measure storage, cards, loaders, collectives, checkpoints.
 
     Every figure comes with what limits it, and goes to the history (`stoker history`). Else nothing is
     written but to the folder that is named, in files that are gone afterwards, also after Ctrl-C. Exit
@@ -57,7 +57,7 @@ def command() -> None:
 def path(
     place: str, size: int, seconds: float, engine: str, gpu: bool, device: str | None, **setting: Any
 ) -> Bench:
-    """Storage to host, by engine, block and threads; with --gpu on to a card.
+    """Storage to host, by engine and block; with --gpu to a card.
 
     A folder gets a file without a name; a FILE and a URL are only read. Without --engine a table of usual
     trials; with it one trial of the block, threads and order that are given, as fio would run it.

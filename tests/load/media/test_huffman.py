@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +15,7 @@ import pytest
 from pictures import encoded, photograph
 from PIL import Image as Pictures
 
+from stoker.load.media import decode
 from stoker.load.media.boxes import Crop
 from stoker.load.media.decode import Decoder, Undecodable, choose_engine
 
@@ -24,6 +30,16 @@ CODED: list[dict[str, Any]] = [
     {"progressive": True},
 ]
 SCAN = b"\xff\xda"
+FIELDS = (
+    "    void (*start_pass)(j_decompress_ptr);\n",
+    "    boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);\n",
+)
+ELSEWHERE = {
+    "further behind": (FIELDS[0], f"    void *other;\n{FIELDS[0]}"),
+    "before the other": ("".join(FIELDS), "".join(FIELDS[::-1])),
+    "as here, for another picture": ("struct bits bits = {scan", "scan->dc[0]++; struct bits bits = {scan"),
+    "as here": ("", ""),
+}
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -103,3 +119,41 @@ def test_codes_that_are_none_are_said_to_be_so() -> None:
 def test_damage_below_the_box_is_not_seen() -> None:
     data = encoded(photograph(300, 100))
     assert (boxed(data[: len(data) // 2], (0, 0, 100, 40)) == boxed(data, (0, 0, 100, 40))).all()
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_library_that_keeps_its_decoder_elsewhere_decodes_itself(
+    where: str, tmp_path: Path, require_binary: Callable[[str], str]
+) -> None:
+    """What lies behind `cinfo->entropy` is no interface: other libraries may have it otherwise."""
+    compiler, here = require_binary("cc"), Path(decode.__file__).parent
+    for name in ("jpeg.c", "huffman.h", "resize.h", "segments.h"):
+        (tmp_path / name).write_text((here / name).read_text().replace(*ELSEWHERE[where]))
+    built = tmp_path / f"_jpeg{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = sysconfig.get_paths()["include"]
+    call = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+        str(tmp_path / "jpeg.c"),
+        "-o",
+        str(built),
+        "-ldl",
+        "-lm",
+    ]
+    subprocess.run(call, check=True)
+    spec = spec_from_file_location("_jpeg", built)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    opened = decode._opened()
+    assert opened
+    assert module.use(opened[1])
+    assert module.has_own_huffman() == (where == "as here")
+    data = encoded(photograph(60, 90), restart_marker_rows=1)
+    crop = Crop(box=(0, 0, 90, 60), clip=(0, 0, 90, 60), width=90, height=60, mirrored=False)
+    engine = decode.Engine(name="libjpeg", why="", jpeg=module)
+    (found,), _ = Decoder(engine, max_pixels=10**6).crops(data, [lambda *_: crop], [None])
+    assert (found == np.asarray(Pictures.open(io.BytesIO(data)))).all()

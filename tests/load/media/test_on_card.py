@@ -12,7 +12,7 @@ from pictures import SHAPES, encoded, make_pictures, photograph, small_pictures
 
 import stoker
 from stoker.errors import UsageError
-from stoker.load.device import crops, pictures
+from stoker.load.device import crops, nvjpeg, pictures
 from stoker.load.media.image import Image
 from stoker.native import native
 
@@ -120,6 +120,108 @@ def test_the_faster_of_card_and_processor_goes_on(monkeypatch, folder, decoder, 
         assert torch.equal(a["image"], b["image"]) or not is_slow
         apart = (a["image"].int() - b["image"].int()).abs().float().mean((1, 2, 3))
         assert (apart <= 1).all()
+
+
+def test_a_card_that_takes_none_is_not_the_faster_one(folder, decoder, monkeypatch) -> None:
+    """To refuse takes no time."""
+    monkeypatch.setattr(decoder, "decode", lambda *args, **options: False)
+    image = Image(size=16, flip=True)
+    with on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one:
+        list(one)
+        report = one.report().images
+    assert (report.engine, report.by_card, report.decoded) == ("libjpeg", 0, 24)
+    assert ", 0 images/s at the start" in report.why
+
+
+def test_what_comes_in_the_place_of_broken_ones_is_there_after_the_measuring(tmp_path, decoder) -> None:
+    samples = [[("jpg", encoded(photograph(40, 44, seed=n))), ("cls", b"%d" % n)] for n in range(24)]
+    samples[5][0] = ("jpg", b"")  # seen before anything is measured
+    folder = make_pictures(tmp_path, samples)
+    image = Image(size=16, on_corrupt="replace")
+    with on_card.loader(folder, DEVICE, image=image, batch_size=24, workers="inline") as one:
+        for _ in range(2):
+            (batch,) = list(one)
+            black = {
+                label
+                for label, pixels in zip(batch["cls"].tolist(), batch["image"], strict=True)
+                if not pixels.any()
+            }
+            assert black == {5}
+        assert "images/s at the start" in one.report().images.why
+
+
+@pytest.mark.parametrize("workers", ["thread", "inline"])
+def test_a_loop_after_close_goes_on(folder, decoder, workers) -> None:
+    with on_card.loader(folder, DEVICE, workers=workers, threads=2) as one:
+        batches = iter(one)
+        begun = [next(batches)["cls"].tolist() for _ in range(2)]
+        one.close()
+        one.close()
+        begun += [batch["cls"].tolist() for batch in one]
+    assert sorted(label for labels in begun for label in labels) == list(range(24))
+
+
+class Library:
+    """libnvjpeg's calls, without engines of hardware; what is open."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.made = 0
+
+    def _make(self, place) -> int:
+        self.made += 1
+        self.open.add(self.made)
+        place._obj.value = self.made
+        return 0
+
+    def nvjpegCreateEx(self, backend, device, pinned, flags, handle) -> int:
+        return self._make(handle) if backend == 0 else 7
+
+    def nvjpegJpegStateCreate(self, handle, state) -> int:
+        return self._make(state)
+
+    def nvjpegJpegStateDestroy(self, state) -> None:
+        self.open.remove(state.value)
+
+    nvjpegDestroy = nvjpegJpegStateDestroy
+
+    def nvjpegDecodeBatchedInitialize(self, handle, state, *rest) -> int:
+        return int({handle.value, state.value} != self.open)
+
+    nvjpegDecodeBatched = nvjpegDecodeBatchedInitialize
+
+
+def test_a_closed_decoder_is_opened_again_when_it_is_to_decode(monkeypatch) -> None:
+    library, nothing = Library(), np.zeros(2, np.int64)
+    monkeypatch.setattr(nvjpeg, "_opened", lambda cuda: library)
+    one = nvjpeg.NvJpeg("12")
+    for opened in (2, 4):
+        for _ in range(2):
+            assert one.decode(nothing, nothing, np.zeros((2, 3)), nothing, stream=0)
+        assert library.made == opened
+        one.close()
+        one.close()
+        assert not library.open
+
+
+def test_blends_do_not_mix_up_which_samples_are_whole(tmp_path, decoder) -> None:
+    """Samples of one number in two datasets, of which one is broken."""
+    folders = []
+    for which in range(2):
+        samples = []
+        for n in range(12):
+            data = encoded(photograph(40, 44, seed=n))
+            data = data if n % 2 == which else data[:300]
+            samples.append([("jpg", data), ("cls", b"%d" % (100 * which + n))])
+        folders.append(make_pictures(tmp_path / str(which), samples))
+    image = Image(size=16, on_corrupt="replace", engine="nvjpeg")
+    with stoker.Loader(
+        folders, world=stoker.World(), image=image, batch_size=4, device=DEVICE, workers="inline"
+    ) as one:
+        for _ in range(3):
+            for batch in one:
+                wanted = [label % 100 % 2 == label // 100 for label in batch["cls"].tolist()]
+                assert batch["image_ok"].tolist() == wanted
 
 
 def test_room_for_pixels_is_bounded(monkeypatch, folder, decoder) -> None:

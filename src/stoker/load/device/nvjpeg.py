@@ -33,22 +33,27 @@ class NvJpegError(Exception):
 
 
 class NvJpeg:
-    """A decoder on the current device."""
+    """A decoder on the current device. One that was closed is opened again when it is to decode."""
 
     def __init__(self, cuda: str) -> None:
         """`cuda`: the major version that torch was built for; a library of another may not fit the driver."""
         self._library = _opened(cuda)
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
+        self._batch = 0
+        self._open()
+
+    def _open(self) -> None:
         self.is_hardware = not self._create(_HARDWARE)
         if not self.is_hardware:
             self._check("nvjpegCreateEx", self._create(_DEFAULT))
         self._check("nvjpegJpegStateCreate", self._call("JpegStateCreate", ctypes.byref(self._state)))
-        self._batch = 0
 
     def decode(
         self, addresses: Integers, sizes: Integers, planes: Integers, pitches: Integers, *, stream: int
     ) -> bool:
         """Whether all of these were taken. `planes`: where red, green and blue of each go, [images, 3]."""
+        if not self._handle:
+            self._open()
         count = len(addresses)
         if count != self._batch:
             self._batch = 0
@@ -72,7 +77,8 @@ class NvJpeg:
             self._library.nvjpegJpegStateDestroy(self._state)
         if self._handle:
             self._library.nvjpegDestroy(self._handle)
-        self._state = self._handle = ctypes.c_void_p()
+        self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
+        self._batch = 0
 
     def _create(self, backend: int) -> int:
         flags = ctypes.c_uint(_INTERPOLATED)

@@ -69,7 +69,7 @@ class Card:
     ) -> None:
         self.device, self._decoder, self._survey = device, decoder, survey
         self._max_pixels, self._threads = max_pixels, threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-survey") if threads > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
         self._arenas: deque[tuple[torch.Tensor, Any]] = deque()
         self._known: dict[int, npt.NDArray[np.bool_]] = {}  # samples of each layout that are whole
         self.decides = not is_chosen  # whether it is still to be found out which is faster
@@ -95,7 +95,8 @@ class Card:
 
     def whole(self, members: dict[int, Array], draw: Draw) -> dict[int, tuple[int, int, int]]:
         """Of the rows whose bytes are a JPEG that a card decodes: width, height, and how it is to be turned.
-        The codes of a sample are read once: its bytes are verified whenever they are read."""
+        The codes of a sample are read once: its bytes are those that were verified when they were first
+        read."""
         if not members:
             return {}
         rows = np.fromiter(members, np.int64, len(members))
@@ -121,9 +122,11 @@ class Card:
     def side_by_side(self, count: int, work: Callable[[int, int], Any]) -> None:
         """Work on stretches of so many rows, in the threads there are."""
         each = -(-count // self._threads) or 1
-        if self._pool is None or each >= count:
+        if each >= count:
             work(0, count)
             return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-survey")
         for one in [self._pool.submit(work, at, min(at + each, count)) for at in range(0, count, each)]:
             one.result()
 
@@ -151,15 +154,16 @@ class Card:
                 read.synchronize()
         return refused
 
-    def decide(self, jpegs: int, host_s: float, again: Callable[[], Any]) -> None:
-        """Which of both goes on: the processor took so long for these; `again` has the card do them."""
+    def decide(self, jpegs: int, host_s: float, again: Callable[[], Sequence[int]]) -> None:
+        """Which of both goes on: the processor took so long for these; `again` has the card do them, and says
+        which ones it did not take."""
         self.decides = False
         again()  # what is only there once is not counted
         self.device.drain()
         begin = time.monotonic()
-        again()
+        taken = jpegs - len(again())
         self.device.drain()
-        card, host = jpegs / (time.monotonic() - begin), jpegs / host_s
+        card, host = taken / (time.monotonic() - begin), jpegs / host_s
         self.is_used = card >= host
         self._rates = f", {card:,.0f} images/s at the start, the processor {host:,.0f}"
 
@@ -168,9 +172,10 @@ class Card:
         return self.device.pinned(rows * side * side * 3).view(rows, side, side, 3)
 
     def close(self) -> None:
-        """Safe twice."""
+        """Safe twice; whoever goes on afterwards closes it again."""
         if self._pool:
             self._pool.shutdown()
+            self._pool = None
         if isinstance(self._decoder, NvJpeg):
             self.device.drain()
             self._decoder.close()
@@ -277,7 +282,7 @@ class OnCard:
         jpegs = {row: self._jpeg(row, *found) for row, found in card.whole(self._members, self._draw).items()}
         others = sorted(self._members.keys() - jpegs.keys())
         if card.decides and len(jpegs) >= _MEASURED:
-            begin = time.monotonic()
+            blank, begin = self._host.copy(), time.monotonic()
             self._by_processor(list(jpegs))
             host_s = time.monotonic() - begin
             card.decide(len(jpegs), host_s, lambda: card.decode(jpegs, self.columns, self._images))
@@ -285,7 +290,7 @@ class OnCard:
                 self._by_processor(others)
                 return
             self._count(0, len(jpegs))  # measured, and made anew
-            self._host, self._wrong = {}, {}
+            self._host, self._wrong = blank, {}
         refused = card.decode(jpegs, self.columns, self._images)
         self._count(len(jpegs) - len(refused), 0)
         self._by_processor([*refused, *others])

@@ -114,6 +114,7 @@ class Images:
         self._by_card += images
         with self._counting:
             self._decoded -= again
+            self._by_library -= 0 if self._engine.jpeg else again
 
     def evened(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {}  # who asked for whole images has them in their own sizes

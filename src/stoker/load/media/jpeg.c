@@ -390,7 +390,8 @@ static void find_decode_mcu(struct work *work)
                 lies_in(library.dli_fbase, (void *)entropy->decode_mcu))
                 found = entropy->decode_mcu;
         }
-        if (n && !(is_fine && work->scan.at && !memcmp(pixels[0], pixels[1], sizeof pixels[0])))
+        int is_read = work->scan.at > work->scan.plain; /* by ours: it lies where the library looks for it */
+        if (n && !(is_fine && is_read && !memcmp(pixels[0], pixels[1], sizeof pixels[0])))
             found = NULL;
         end(work);
         jpeg.decode_mcu = found;

@@ -11,6 +11,8 @@
 
 #include "segments.h"
 
+#define MOST_SIDE 65500 /* pixels: libjpeg's limit, a little below the format's */
+#define ENDED 128 /* how far the end of a block leads: beyond what runs of zeros reach, from wherever it is */
 #define FAST 13 /* bits that are looked up at once, as many codes as end in them; longer ones are rare */
 
 struct step {
@@ -30,7 +32,8 @@ struct codes {
     struct steps some[1 << FAST];
     int32_t first[18], last[18]; /* of each length, from the first code to the one behind the last */
     int32_t at[18];              /* where the values of a length begin */
-    uint8_t counts[16], values[256];
+    uint8_t counts[16], values[256];           /* as the picture has them */
+    uint8_t made_counts[16], made_values[256]; /* what all of the above was made of */
     int is_there, is_made;
 };
 
@@ -61,7 +64,7 @@ static struct step step_of(int length, unsigned value, int is_dc)
         size = value;
         forward = 1;
     } else if (!size)
-        forward = run == 15 ? 16 : 64; /* all others end their block */
+        forward = run == 15 ? 16 : ENDED; /* all others end their block */
     return (struct step){(uint8_t)(length + size), (uint8_t)length, (uint8_t)forward};
 }
 
@@ -87,36 +90,42 @@ static void make_steps(struct codes *codes)
     }
 }
 
-static int make_codes(struct codes *codes, const uint8_t *counts, const uint8_t *values, unsigned total, int is_dc)
+/* Look-ups for what the picture has; they are there already if the one before had the same. */
+static int make_codes(struct codes *codes, int is_dc)
 {
-    if (codes->is_made && !memcmp(codes->counts, counts, 16) && !memcmp(codes->values, values, total)) {
-        codes->is_there = 1;
+    unsigned total = 0;
+    for (int n = 0; n < 16; n++)
+        total += codes->counts[n];
+    if (codes->is_made && !memcmp(codes->made_counts, codes->counts, 16) &&
+        !memcmp(codes->made_values, codes->values, total))
         return 0;
-    }
     int32_t code = 0;
     unsigned at = 0;
-    memset(codes, 0, sizeof *codes);
+    codes->is_made = 0;
+    memset(codes->one, 0, sizeof codes->one);
     for (int length = 1; length <= 16; length++) {
         codes->first[length] = code;
         codes->at[length] = (int32_t)at;
-        for (int n = 0; n < counts[length - 1]; n++, code++, at++) {
-            if ((is_dc && values[at] > 15) || code >= 1 << length)
+        for (int n = 0; n < codes->counts[length - 1]; n++, code++, at++) {
+            unsigned value = codes->values[at];
+            if ((is_dc && value > 15) || code >= (1 << length) - 1) /* none is all ones */
                 return -1;
             if (length <= FAST)
                 for (int k = 0; k < 1 << (FAST - length); k++)
-                    codes->one[(code << (FAST - length)) + k] = step_of(length, values[at], is_dc);
+                    codes->one[(code << (FAST - length)) + k] = step_of(length, value, is_dc);
         }
         codes->last[length] = code;
         code <<= 1;
     }
-    memcpy(codes->counts, counts, 16);
-    memcpy(codes->values, values, total);
     if (!is_dc)
         make_steps(codes);
-    codes->is_there = codes->is_made = 1;
+    memcpy(codes->made_counts, codes->counts, 16);
+    memcpy(codes->made_values, codes->values, total);
+    codes->is_made = 1;
     return 0;
 }
 
+/* Only noted: a picture may have many more than its scan takes. */
 static int read_tables(struct tables *tables, const uint8_t *at, size_t size)
 {
     while (size) {
@@ -127,8 +136,10 @@ static int read_tables(struct tables *tables, const uint8_t *at, size_t size)
             total += at[1 + n];
         if (which > 3 || kind > 1 || total > 256 || size - 17 < total)
             return -1;
-        if (make_codes(kind ? &tables->ac[which] : &tables->dc[which], at + 1, at + 17, total, !kind))
-            return -1;
+        struct codes *codes = kind ? &tables->ac[which] : &tables->dc[which];
+        memcpy(codes->counts, at + 1, 16);
+        memcpy(codes->values, at + 17, total);
+        codes->is_there = 1;
         at += 17 + total;
         size -= 17 + total;
     }
@@ -209,7 +220,8 @@ static inline int read_block(struct bits *bits, const struct codes *dc, const st
         fill(bits);
     if (take_one(bits, dc, 1) < 0)
         return -1;
-    for (int at = 1; at < 64;) {
+    int at = 1;
+    while (at < 64) {
         if (bits->count < 32) {
             if (bits->count < 0)
                 return -1;
@@ -226,7 +238,7 @@ static inline int read_block(struct bits *bits, const struct codes *dc, const st
             return -1;
         at += forward;
     }
-    return bits->count < 0 ? -1 : 0;
+    return bits->count < 0 || (at > 64 && at < ENDED) ? -1 : 0; /* a run beyond the block: decoders differ there */
 }
 
 /* All codes of the scan, up to the end of the picture. */
@@ -279,7 +291,8 @@ static int read_frame(struct picture *picture, const uint8_t *at, size_t size)
     picture->height = big16(at + 1);
     picture->width = big16(at + 3);
     picture->channels = at[5];
-    if (!picture->width || !picture->height || (picture->channels != 1 && picture->channels != 3) ||
+    if (!picture->width || !picture->height || picture->width > MOST_SIDE || picture->height > MOST_SIDE ||
+        (picture->channels != 1 && picture->channels != 3) ||
         size != 6 + 3 * (size_t)picture->channels)
         return -1;
     for (unsigned n = 0; n < picture->channels; n++) {
@@ -296,14 +309,14 @@ static int read_frame(struct picture *picture, const uint8_t *at, size_t size)
     return 0;
 }
 
-static int read_start(struct picture *picture, const struct tables *tables, const uint8_t *at, size_t size)
+static int read_start(struct picture *picture, struct tables *tables, const uint8_t *at, size_t size)
 {
     if (!picture->width || size != 4 + 2 * (size_t)picture->channels || at[0] != picture->channels)
         return -1;
     for (unsigned n = 0; n < picture->channels; n++) {
         unsigned dc = at[2 + 2 * n] >> 4, ac = at[2 + 2 * n] & 15;
         if (at[1 + 2 * n] != picture->ids[n] || dc > 3 || ac > 3 || !tables->dc[dc].is_there ||
-            !tables->ac[ac].is_there)
+            !tables->ac[ac].is_there || make_codes(&tables->dc[dc], 1) || make_codes(&tables->ac[ac], 0))
             return -1;
         picture->tables[n] = at[2 + 2 * n];
     }
@@ -368,6 +381,8 @@ static int read_picture(struct picture *picture, struct tables *tables, const ui
             picture->is_jfif |= length >= 14 && !memcmp(inside, "JFIF", 5);
         } else if (marker == 0xE1) {
             if (!picture->has_exif && length >= 6 && !memcmp(inside, "Exif\0\0", 6)) {
+                if (picture->width) /* behind the frame, where some look for it and others do not */
+                    return -1;
                 picture->orientation = orientation_in(inside, length);
                 picture->has_exif = 1;
             }

@@ -172,7 +172,11 @@ class ShardReader:
         is not waited for here."""
         if self._cached and name not in self._handles:
             return None
-        with self._opened(name, 0, self._sizes[name]) as handle:
+        try:
+            opened = self._opened(name, 0, self._sizes[name])
+        except StorageError:  # said by who reads it, when what was asked for before it has been handed out
+            return None
+        with opened as handle:
             return handle if name in self._handles else None
 
     def path(self, name: str) -> Path:

@@ -4,7 +4,8 @@ Method, on one GPU in one run: the programs of `priced/` know nothing of stoker,
 one of its own switches takes away. Each is run under `stoker watch` with its cause, where the first finding
 has to name it, and again without; the ratio of their steps is the real gain, held against the price. What a
 switch cannot make quicker must have no price. The idle ledger of a watched run is held against a trace that
-torch's profiler wrote of the same program in a process of its own, read here with nothing of stoker in it.
+torch's profiler wrote of the same program in a process of its own, read here with nothing of stoker in it:
+what the card works in a step always, shares of the time only where the profiler left steps their length.
 A deep look costs what the steps of its window take longer than those beside it. Watching costs the
 difference of two processes of one program, watched and not, which take turns (watch_overhead.py).
 
@@ -51,6 +52,7 @@ WARM = 8  # steps that no pace counts: so that saves and epochs are counted as o
 LAST_S = 40.0  # that a program may take beyond its steps: to start, and to end
 WITHIN = 0.10
 POINTS = 0.03
+LEAST_TRACED = 5  # whole steps: those after a profiler's start are not usual ones
 
 # The next program's interpreter imports torch while the one before it steps, and then waits for its turn: of
 # a run of twelve seconds three are imports.
@@ -188,7 +190,8 @@ class Started:
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(paths),
-                "SECONDS": str(min(run.seconds, run.seconds * options.steps / 8)),
+                # A trace has as many steps in it as it has, however short the rest of the run is made.
+                "SECONDS": str(run.seconds * (1.0 if run.profile else min(options.steps / 8, 1.0))),
                 "TIMES": str(self.times),
                 "PRICES_TURN": str(self.turn),
                 "PRICES_PROGRAM": program,
@@ -358,11 +361,15 @@ def named_line(finding: Any) -> dict[str, str]:
 
 
 def judge_ledger(watched: Done, traced: Done) -> dict[str, Any]:
-    """Points of difference in every line of the ledger: what the trace says is read here by itself."""
+    """What the card works in a step, and points of difference in every line of the ledger: what the trace
+    says is read here by itself. A profiler makes launching slower, and where steps grew longer by it,
+    shares of the time are those of another program: they are said, and not judged."""
     mine = watched.report["paced"] and watched.report["paced"]["ledger"]
     if not mine or traced.trace is None:
         return {"judged": False, "right": False, "why": "no card was read, or no trace written"}
-    theirs = ledger_of_trace(traced.trace)
+    theirs, steps, traced_s = ledger_of_trace(traced.trace)
+    if steps < LEAST_TRACED:
+        return {"judged": False, "right": False, "why": f"{steps} whole steps were traced"}
     told = {
         "busy": mine["busy"],
         "launching": mine["compute"] + mine["collective"] + mine["copy"],
@@ -372,19 +379,37 @@ def judge_ledger(watched: Done, traced: Done) -> dict[str, Any]:
         ),
     }
     off = {name: round(told[name] - theirs[name], 4) for name in told}
+    works = {"watched": 1e3 * told["busy"] * watched.step_s, "traced": 1e3 * theirs["busy"] * traced_s}
+    longer = traced_s / watched.step_s
+    alike = abs(longer - 1) <= POINTS
+    agree = abs(works["watched"] / works["traced"] - 1) <= WITHIN if works["traced"] > 0 else False
     return {
         "judged": True,
         "watched": rounded(told),
         "traced": rounded(theirs),
         "points": off,
-        "traced_step_ms": round(1e3 * traced.step_s, 3),
-        "right": all(abs(one) <= POINTS for one in off.values()),
+        "points_judged": alike,
+        "card_ms_a_step": rounded(works),
+        "traced_steps": steps,
+        "traced_step_ms": round(1e3 * traced_s, 3),
+        "watched_step_ms": round(1e3 * watched.step_s, 3),
+        "right": agree and (not alike or all(abs(one) <= POINTS for one in off.values())),
     }  # fmt: skip
 
 
-def ledger_of_trace(path: Path) -> dict[str, float]:
+def say_ledger(row: dict[str, Any]) -> str:
+    if not row["judged"]:
+        return str(row["why"])
+    works = row["card_ms_a_step"]
+    said = f"the card works {works['watched']:.1f} ms a step, {works['traced']:.1f} by the trace"
+    steps = f"steps of {row['watched_step_ms']:.1f} ms, {row['traced_step_ms']:.1f} traced"
+    return f"{said}; {steps}; points off{'' if row['points_judged'] else ' (not judged)'} {row['points']}"
+
+
+def ledger_of_trace(path: Path) -> tuple[dict[str, float], int, float]:
     """Of the steps of a Kineto trace but the last: in which kernels ran, and what the host did when none did:
-    nothing of torch's or CUDA's (own code), waiting for the card, or calling torch (launching)."""
+    nothing of torch's or CUDA's (own code), waiting for the card, or calling torch (launching). And how many
+    steps those were, and how long one."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", errors="replace") as file:
         told = json.load(file)["traceEvents"]
@@ -394,6 +419,8 @@ def ledger_of_trace(path: Path) -> dict[str, float]:
         for one in events
         if str(one["name"]).startswith("ProfilerStep") and str(one.get("cat")) == "user_annotation"
     )
+    if len(steps) < 2:
+        return {}, 0, 0.0
     begin, end = steps[0][0], steps[-1][0]
 
     def spans(keep: Callable[[str, str], bool]) -> list[tuple[float, float]]:
@@ -419,12 +446,14 @@ def ledger_of_trace(path: Path) -> dict[str, float]:
     waiting = shared(idle, waits) / window
     calling = (shared(idle, calls) - shared(idle, crossed(named, calls))) / window
     busy = sum(b - a for a, b in kernels) / window
-    return {
+    shares = {
         "busy": busy,
         "waiting": waiting,
         "launching": max(calling - waiting, 0.0),
         "own_code": 1 - busy - max(calling, waiting),
     }
+    count = len(steps) - 1
+    return shares, count, window / 1e6 / max(count, 1)
 
 
 def union(spans: list[tuple[float, float]], *, closing_us: float = 0.0) -> list[tuple[float, float]]:
@@ -545,7 +574,7 @@ def cases(*, on_card: bool) -> list[Case]:
             name=f"ledger of {watched}",
             runs=(watched, traced),
             judge=lambda done, pair=(watched, traced): judge_ledger(done[pair[0]], done[pair[1]]),
-            say=lambda row: f"points off {row.get('points')}" if row["judged"] else row["why"],
+            say=say_ledger,
         )
         for watched, traced in LEDGERS
     ]

@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Callable
 
+import pytest
+
 from stoker.findings import Finding
 from stoker.tune.candidates import Setting
 from stoker.tune.search import Outcome, Search
@@ -93,6 +95,32 @@ def test_without_time_no_candidate_is_tried() -> None:
     found = searched(by_workers, until=time.monotonic())
     assert found.best == {}
     assert "time" in found.why
+
+
+def test_the_first_candidate_is_tried_where_its_proof_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H200: 52 s were left of 66 when the first window had been judged; a start took some eight."""
+    clock = [13.5]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def run(setting: Setting, lost_s: float) -> Trial:
+        seconds = 1.5 / (1 + int(setting.get("num_workers") or 0))
+        clock[0] += 8.0 + seconds
+        return Trial(setting=setting, seconds=seconds, losses=(1.0,), took_s=8.0 + seconds)
+
+    plain = Trial(setting={}, seconds=1.5, losses=(1.0,))
+    found = Search(run, SEEN, until=66.0, each_s=9.5, numerics=False).search(plain=plain)
+    assert found.trials[0].setting["num_workers"]
+    assert len(found.tried) == 1
+    assert not found.best
+    assert "times as fast, but only 2 of 3 pairs fitted" in found.why
+    assert clock[0] <= 66.0
+
+
+def test_a_search_without_time_says_how_much_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+    found = Search(lambda *told: Trial(setting={}), SEEN, until=66.0, each_s=9.5, numerics=False)
+    why = found.search(plain=Trial(setting={}, seconds=1.5)).why
+    assert why == "there was no time for one candidate, a trial takes 10 s: give 1 minute more (--minutes)"
 
 
 def test_a_gain_that_there_was_no_time_to_prove_is_not_called_nothing() -> None:

@@ -31,7 +31,9 @@ _ORDER = (
 _STRETCH_S = 1.0
 # Percent of the time in which a kernel ran, the best first, and how much later than that time it is read, as
 # the steps of the recordings show. The own counter of a card knows kernels from copies: of a loop that copied
-# 47% of its time, pinned, it said 52% and the utilisation of NVML 98% (recording h2d_pinned).
+# 47% of its time, pinned, it said 52% and the utilisation of NVML 98% (recording h2d_pinned). Of 438 small
+# kernels a step it said what a CUDA graph then took for them (tests/diagnose/h200.json). SM activity is no
+# measure of it: in a kernel that fills a part of the card it is that part.
 BUSY = {"graphics_util": 0.13, "util": 0.18}
 _COUNTED = "graphics_util"
 _WHOLE = 0.9  # of the recording in one look: then its events are the ledger, and no reading is needed
@@ -44,6 +46,9 @@ class Ledger:
     busy: float
     idle: dict[str, float]
     exact: bool = False  # of kernels alone, counted by the card or a profiler: not NVML's utilisation
+    by_events: bool = (
+        False  # a profiler's: idle holds the microsecond between two kernels, which no counter sees
+    )
 
     @property
     def launching(self) -> float:
@@ -69,6 +74,7 @@ def ledger(
         busy=sum(seconds * part.busy for seconds, part in parts) / whole,
         idle={name: sum(seconds * part.idle[name] for seconds, part in parts) / whole for name in STATES},
         exact=all(part.exact for _, part in parts),
+        by_events=all(part.by_events for _, part in parts),
     )
 
 
@@ -81,7 +87,7 @@ def _ledger(recording: Recording, lines: tuple[Timeline, ...], begin_s: float, e
     ]
     counted = [one for one in whole if one is not None]
     if counted and len(counted) == len(whole):
-        return _told(counted, exact=True)
+        return _told(counted, exact=True, by_events=True)
     pairs = [
         (gpu, by_rank.get(gpu.index, lines[0]))
         for gpu in recording.gpus
@@ -100,9 +106,10 @@ def busy_column(samples: Samples) -> str:
     return next((one for one in BUSY if np.isfinite(samples.columns.get(one, np.nan)).any()), "")
 
 
-def _told(each: list[Floats], *, exact: bool) -> Ledger:
+def _told(each: list[Floats], *, exact: bool, by_events: bool = False) -> Ledger:
     shares = dict(zip(STATES, np.mean(each, axis=0).tolist(), strict=True))
-    return Ledger(busy=max(1.0 - sum(shares.values()), 0.0), idle=shares, exact=exact)
+    busy = max(1.0 - sum(shares.values()), 0.0)
+    return Ledger(busy=busy, idle=shares, exact=exact, by_events=by_events)
 
 
 def _of_events(rank: RankRecord, line: Timeline, begin_s: float, end_s: float) -> Floats | None:

@@ -95,7 +95,10 @@ THRESHOLDS = {
     "warm_up": Threshold(
         5, "times the usual step: loading kernels or compiling, which a first step pays once, takes seconds"
     ),
-    "gaps_util": Threshold(80, "utilisation while the loop computes; a fed card shows 87-100"),
+    "gaps_util": Threshold(
+        80,
+        "utilisation while the loop computes, where kernels were not counted; a fed card shows 87-100",
+    ),
     "gaps_share": Threshold(
         0.12, "of the time: what a busy loop leaves idle in spite of itself is under a tenth"
     ),

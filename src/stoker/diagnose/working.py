@@ -231,14 +231,21 @@ def _gaps(features: Features, card: Card) -> float:
 
 
 def _lost_to_launching(features: Features, card: Card) -> float:
-    """What steps would gain whose kernels were all queued at once, as a CUDA graph does it: what the card
-    idles while the host launches, but for the moment that it takes from one kernel to the next."""
-    gaps = _gaps(features, card) if features.paced is None else idle_in(features, *_COMPUTES)
-    seen = features.worked
-    between = (
-        seen.kernel_count * seen.gap_s / seen.window_s if seen is not None and known(seen.gap_s) else 0.0
-    )
-    return max(gaps - between, 0.0)
+    """At most what steps would gain whose kernels were all queued at once, as a CUDA graph does it. The
+    Python between launches then goes by while the card works, as far as the card works longer. What remains
+    is the moment from one kernel to the next, which a counter of the card has counted with the kernels."""
+    paced, seen = features.paced, features.worked
+    if paced is None:
+        return _gaps(features, card)
+    told = paced.ledger
+    between = 0.0
+    if told is not None and told.by_events and seen is not None and known(seen.gap_s):
+        between = seen.kernel_count * seen.gap_s / seen.window_s
+    lost = idle_in(features, *_COMPUTES)
+    if told is not None:
+        rest = sum(share for name, share in paced.share.items() if name not in _COMPUTES)
+        lost = max(lost, min(lost + told.idle["unattributed"], 1.0 - max(told.busy, rest)))
+    return max(lost - between, 0.0)
 
 
 def _seen_inside(features: Features) -> bool:
@@ -296,9 +303,8 @@ def host_sync(features: Features) -> Finding | Abstention:
         return Abstention(kind=kind, why="no GPU readings", missing=("the GPU",))
     gaps = _gaps(features, card)
     unsure = not features.loop.steps or "data" in features.loop.unseen
-    full = _at_work(features, card) >= at("gaps_util") or gaps < max(
-        at("gaps_share"), 2 * card.util_error / 100
-    )
+    full = gaps < max(at("gaps_share"), 2 * card.util_error / 100)
+    full = full or (not _sees_waits(features) and _at_work(features, card) >= at("gaps_util"))
     if unsure or full or isinstance(launch_bound(features), Finding):
         used = _at_work(features, card)
         return Abstention(kind=kind, why=f"utilisation {used:.0f}% while the loop computes")
@@ -321,6 +327,14 @@ def host_sync(features: Features) -> Finding | Abstention:
 
 
 _COMPUTES = ("compute", "sync", "collective")
+
+
+def _sees_waits(features: Features) -> bool:
+    """Kernels were counted, and the host's waits for them timed: idle is then known, not told from a
+    utilisation that calls some of a busy card idle."""
+    told = features.ledger
+    timed = _seen_inside(features) and "sync" not in features.loop.unseen
+    return told is not None and told.exact and timed and features.loop.share["sync"] >= at("gaps_share")
 
 
 def _at_work(features: Features, card: Card) -> float:

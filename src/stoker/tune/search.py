@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.formats.sizes import counted
 from stoker.tune.candidates import NUMERICS, Setting, Stage, next_stages
 from stoker.tune.gain import DIFFER, ENOUGH, FURTHER, LEAST, UNSEEN, Gain, compare_losses, gain_of
 from stoker.tune.seen import Seen
@@ -98,8 +99,10 @@ class Search:
         return one.losses != DIFFER or self._numerics
 
     def _try(self, setting: Setting, why: str) -> Tried | None:
-        if not self._has_time(candidates=1, pairs=ENOUGH):  # what is found must still be proven
-            self.stopped = "there was no time for more candidates: give more --minutes"
+        # What is found must still be proven. But nothing is found where nothing is tried: beside the first
+        # one, by which the time of trials is known, one pair is enough.
+        if not self._has_time(candidates=1, pairs=ENOUGH if self.tried else 1):
+            self.stopped = self._no_time()
             return None
         if self._since_plain >= 2:
             self._plain_again()
@@ -157,6 +160,17 @@ class Search:
         plain_s = self._took_s(plain=True) or self._each_s
         tried_s = self._took_s(plain=False) or plain_s
         return time.monotonic() + candidates * tried_s + pairs * (plain_s + tried_s) <= self._until
+
+    def _no_time(self) -> str:
+        """Of a search that tried nothing: how much would be enough."""
+        if self.tried:
+            return "there was no time for more candidates: give more --minutes"
+        missing = time.monotonic() + (1 + 2 * ENOUGH) * self._each_s - self._until
+        more = math.ceil(missing / 60) if math.isfinite(missing) else 1
+        return (
+            f"there was no time for one candidate, a trial takes {self._each_s:.0f} s:"
+            f" give {counted(max(more, 1), 'minute')} more (--minutes)"
+        )
 
     def _took_s(self, *, plain: bool) -> float:
         took = [one.took_s for one in self.trials if bool(one.setting) is not plain]

@@ -64,8 +64,8 @@ class NvJpeg:
             self._batch = count
         out = np.zeros((count, 8), np.int64)  # four addresses, four pitches
         out[:, :3], out[:, 4:7] = planes, pitches[:, None]
-        given = (np.ascontiguousarray(one, np.int64) for one in (addresses, sizes))
-        pointers = [ctypes.c_void_p(one.ctypes.data) for one in (*given, out)]
+        given = [*(np.ascontiguousarray(one, np.int64) for one in (addresses, sizes)), out]
+        pointers = [ctypes.c_void_p(one.ctypes.data) for one in given]
         if self._call("DecodeBatched", *pointers, ctypes.c_void_p(stream), state=True):
             self._batch = 0  # begin anew after a failure
             return False

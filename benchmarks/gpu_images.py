@@ -38,6 +38,7 @@ import numpy as np
 import torch
 
 from kept_runs import keep
+from load_images import photograph
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
@@ -53,18 +54,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def jpeg(seed: int) -> bytes:
     from PIL import Image
 
-    rng = np.random.default_rng(seed)
-    height, width = 375, 500
-    down, across = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
-    fall, shape = 1 / np.maximum(np.hypot(down, across), 1 / width), (height, width // 2 + 1)
-    planes = [
-        np.fft.irfft2(fall * (rng.normal(size=shape) + 1j * rng.normal(size=shape)), s=(height, width))
-        for _ in range(3)
-    ]
-    grey, red, blue = (plane / plane.std() for plane in planes)
-    pixels = np.stack([grey * 45 + red * 12, grey * 45, grey * 45 + blue * 12], -1) + 120
     sink = io.BytesIO()
-    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(sink, "JPEG", quality=92)
+    Image.fromarray(photograph(seed)).save(sink, "JPEG", quality=92)
     return sink.getvalue()
 
 

@@ -64,9 +64,8 @@ def make_photographs(folder: Path, count: int, *, shards: int = 4) -> None:
     )
 
 
-def _jpeg(seed: int, *, width: int = 500, height: int = 375, size: int = 101_000) -> bytes:
-    from PIL import Image
-
+def photograph(seed: int, *, width: int = 500, height: int = 375) -> np.ndarray:
+    """Noise with the spectrum of photographs."""
     rng = np.random.default_rng(seed)
     down, across = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
     fall = 1 / np.maximum(np.hypot(down, across), 1 / width)
@@ -77,7 +76,13 @@ def _jpeg(seed: int, *, width: int = 500, height: int = 375, size: int = 101_000
     ]
     grey, red, blue = (plane / plane.std() for plane in planes)
     pixels = np.stack([grey * 45 + red * 12, grey * 45, grey * 45 + blue * 12], -1) + 120
-    image, best = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), b""
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def _jpeg(seed: int, *, size: int = 101_000) -> bytes:
+    from PIL import Image
+
+    image, best = Image.fromarray(photograph(seed)), b""
     for quality in range(84, 97, 2):
         sink = io.BytesIO()
         image.save(sink, "JPEG", quality=quality)

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.watch.said import last_words
 
-TORCHRUN = """/usr/bin/python: can't open file '/work/nosuch.py': [Errno 2] No such file or directory
+TORCHRUN = """/usr/bin/python: can't open file '/srv/nosuch.py': [Errno 2] No such file or directory
 E1119 13:55:14.000000 140 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 2)
 Traceback (most recent call last):
   File "/usr/bin/torchrun", line 8, in <module>
@@ -25,7 +25,7 @@ nosuch.py FAILED
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TORCHRUN, "/usr/bin/python: can't open file '/work/nosuch.py': [Errno 2] No such file or directory"),
+        (TORCHRUN, "/usr/bin/python: can't open file '/srv/nosuch.py': [Errno 2] No such file or directory"),
         ("step 1\nTraceback\nValueError: x is y\nwandb: synced\n", "ValueError: x is y"),
         ("loading\nno data here\n-----\n", "no data here"),
         (
